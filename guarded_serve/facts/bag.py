@@ -1,0 +1,20 @@
+"""All facts in one frozen value, gathered once; the judges in `checks/` read it and nothing else.
+
+A part that was not gathered (its family was not asked for) is None. A part that could not be read is a value that
+says so, never an empty one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from guarded_serve.profile.deployment import Deployment
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known before anything starts."""
+
+    deployment: Deployment
