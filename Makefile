@@ -1,0 +1,35 @@
+# The one entry point that people and CI share. Each target sets up what it needs in .venv.
+PYTHON ?= python3
+PROFILE ?= profiles/demo-cpu.toml
+PYTEST_ARGS ?=
+BIN := .venv/bin
+
+.PHONY: help setup serve test lint format soak bench clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+
+setup: ## third-party packages into the user's cache, the project into .venv
+	@$(PYTHON) tools/setup_venv.py
+
+serve: setup ## start SGLang with EAGLE-3 on this CPU, guarded (PROFILE=... for another profile)
+	@$(BIN)/python -m guarded_serve.launch_server --profile $(PROFILE)
+
+test: setup ## all tests but the long ones
+	@$(BIN)/python -m pytest -m "not soak and not gpu" $(PYTEST_ARGS)
+
+lint: setup ## ruff and mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m mypy
+
+format: setup ## let ruff mend what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+soak: setup ## the long tests
+	@$(BIN)/python -m pytest -m "soak and not gpu" --timeout 7200 $(PYTEST_ARGS)
+
+clean: ## remove what make made in this folder (the cache stays)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

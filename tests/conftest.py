@@ -1,0 +1,23 @@
+"""What every test shares: the project's root, and a closing line that says what was skipped and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder that holds pyproject.toml."""
+    return ROOT
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how many tests ran on the real engine."""
+    passed = terminalreporter.stats.get("passed", [])
+    engine = sum("engine" in report.keywords for report in passed if report.when == "call")
+    skipped = len(terminalreporter.stats.get("skipped", []))
+    terminalreporter.write_line(f"real-engine tests passed: {engine}; skipped: {skipped} (reasons above)")
