@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from guarded_serve.facts.gpu import GpuFacts
+    from guarded_serve.facts.host import HostFacts
     from guarded_serve.profile.deployment import Deployment
 
 
@@ -18,3 +20,5 @@ class Facts:
     """What is known before anything starts."""
 
     deployment: Deployment
+    gpus: GpuFacts | None = None  # None too where the deployment runs on the CPU
+    host: HostFacts | None = None

@@ -1,0 +1,20 @@
+"""Gathers facts, once, for the families of checks that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from guarded_serve.facts.bag import Facts
+from guarded_serve.facts.host import gather_host
+
+if TYPE_CHECKING:
+    from guarded_serve.profile.deployment import Deployment
+
+
+def gather(deployment: Deployment, families: Collection[str]) -> Facts:
+    """Everything that the judges of these families read, and nothing more."""
+    return Facts(
+        deployment=deployment,
+        host=gather_host(deployment) if "host" in families else None,
+    )
