@@ -39,6 +39,7 @@ class Deployment:
     environment: Mapping[str, Setting] = field(default_factory=dict)
     sglang_version: str | None = None  # None: not installed here (a laptop)
     notes: tuple[str, ...] = ()  # what the guard itself set or did, a sentence each; logged at every start
+    origins: Mapping[str, str] = field(default_factory=dict)  # of the guard's keys that somebody set: "timing.keep"
 
     def get(self, name: str, default: Any = None) -> Any:
         """The effective value of an SGLang setting: as set, else SGLang's default, else ``default``."""

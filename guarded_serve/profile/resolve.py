@@ -1,0 +1,396 @@
+"""Profile, flags, `--config` file and SGLang's defaults come to one `Deployment`: flags > profile > YAML > defaults.
+
+Every fault of all of them is reported at once. The server gets the profile's settings as flags, less those that a flag
+of the user's overrides, and then the user's flags untouched; so SGLang itself applies the same precedence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import guarded_serve
+from guarded_serve.exit_codes import ExitCode, most_telling
+from guarded_serve.findings import Finding, Severity
+from guarded_serve.profile.combinations import impossible_combinations, unknown_ignores
+from guarded_serve.profile.deployment import Deployment, Setting
+from guarded_serve.profile.flags import FlagError, FlagParser, Given, Mismatch, expected_value, render
+from guarded_serve.profile.guard_options import GUARD_OPTIONS, GuardOptions
+from guarded_serve.profile.load import LoadedProfile, load_profile
+from guarded_serve.profile.model import Profile, sections
+from guarded_serve.profile.sglang_parser import Action, ParserDump, ParserUnavailable, sglang_parser, snapshot
+from guarded_serve.profile.wording import found, literal, nearest
+
+CPU_KERNELS = Path(guarded_serve.__file__).resolve().parent / "cpu_kernels"
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A deployment and everything that is wrong with it.
+
+    With errors the deployment holds what is valid, for commands that judge other parts; it must not be launched.
+    """
+
+    deployment: Deployment
+    findings: tuple[Finding, ...]
+
+    def exit_code(self, *, strict: bool = False) -> ExitCode:
+        """OK when it may be launched; ``strict`` counts warnings as errors."""
+        counted = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+        return most_telling(finding.exit_code for finding in self.findings if finding.severity in counted)
+
+
+def resolve_options(
+    options: argparse.Namespace, sglang_flags: Sequence[str], *, known_checks: Collection[str] | None = None
+) -> Resolution:
+    """`resolve` for a subcommand: ``options`` comes from a parser with `add_guard_options`."""
+    guard = GuardOptions.from_namespace(options)
+    return resolve(guard.profile, sglang_flags, guard, known_checks=known_checks)
+
+
+def resolve(
+    profile_path: Path | None,
+    sglang_flags: Sequence[str],
+    guard: GuardOptions | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    known_checks: Collection[str] | None = None,
+) -> Resolution:
+    """The effective deployment. Reads the profile, a `--config` file and the cached parser; touches nothing else.
+
+    ``environ`` is the launcher's own environment (by default `os.environ`); ``known_checks`` are the names that
+    `ignore` may hold, not judged if None.
+    """
+    return _Resolver(
+        profile_path, tuple(sglang_flags), guard or GuardOptions(), os.environ if environ is None else environ
+    ).run(known_checks)
+
+
+class _Resolver:
+    def __init__(
+        self, profile_path: Path | None, flags: tuple[str, ...], guard: GuardOptions, environ: Mapping[str, str]
+    ) -> None:
+        self.flags = flags
+        self.guard = guard
+        self.environ = environ
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.dump = self._dump()
+        self.parser = FlagParser(self.dump)
+        self.loaded = load_profile(profile_path) if profile_path is not None else LoadedProfile()
+        self.findings.extend(self.loaded.findings)
+
+    def run(self, known_checks: Collection[str] | None) -> Resolution:
+        given = self._given_flags()
+        tokens, own = self._profile_settings(given)
+        config = self._config_settings([*tokens, *self.flags], own)
+        server = {**config, **own, **{name: _by_flag(entry) for name, entry in given.items() if name != "config"}}
+        self._require_model(server)
+        profile, origins = self._guard_settings()
+        loaded = LoadedProfile(**{**vars(self.loaded), "profile": profile})
+        deployment = Deployment(
+            profile=profile,
+            profile_path=self.loaded.path,
+            server=server,
+            defaults=self.dump.defaults,
+            arguments=(*tokens, *self.flags),
+            environment=self._environment(profile, origins),
+            sglang_version=self.dump.version if self.dump.installed else None,
+            notes=tuple(self.notes),
+            origins=origins,
+        )
+        self.findings.extend(impossible_combinations(loaded, deployment.get, deployment.is_set))
+        if known_checks is not None:
+            self.findings.extend(unknown_ignores(self.loaded, known_checks))
+            self.findings.extend(self._unknown_flag_ignores(known_checks))
+        return Resolution(deployment, tuple(self.findings))
+
+    def _dump(self) -> ParserDump:
+        try:
+            return sglang_parser()
+        except ParserUnavailable as error:
+            self.findings.append(error.finding)
+            return snapshot()
+
+    def _usage(self, check: str, message: str, **evidence: Any) -> None:
+        severity = evidence.pop("severity", Severity.ERROR)
+        code = evidence.pop("exit_code", ExitCode.USAGE)
+        self.findings.append(Finding(check, severity, message, exit_code=code, **evidence))
+
+    # The command line
+
+    def _given_flags(self) -> Mapping[str, Given]:
+        try:
+            parsed = self.parser.parse(self.flags)
+        except FlagError as error:
+            self._usage("profile.flags", str(error), where="command line", remedy=self._like_flag(str(error)))
+            return {}
+        if parsed.unknown:
+            self._usage(
+                "profile.flags",
+                f"not known to SGLang {self.dump.version}, whose flags are judged by as none is installed here: "
+                f"{' '.join(parsed.unknown)}",
+                severity=Severity.WARNING,
+                where="command line",
+            )
+        config = parsed.given.get("config")
+        if config is not None and "--config" not in self.flags:
+            self._usage(
+                "profile.config",
+                f"SGLang reads a config file only after `--config` in full and a space; {config.value} is ignored",
+                severity=Severity.WARNING,
+                where="command line",
+                remedy=f"write --config {config.value}",
+            )
+        return parsed.given
+
+    def _like_flag(self, message: str) -> str | None:
+        prefix = "unrecognized arguments: "
+        if not message.startswith(prefix):
+            return None
+        flags = [option for action in self.dump.actions for option in action.options]
+        unknown = [word.partition("=")[0] for word in message[len(prefix) :].split() if word.startswith("--")]
+        pairs = [(word, nearest(word, flags)) for word in unknown]
+        hints = [f"did you mean {near} for {word}?" for word, near in pairs if near]
+        return " ".join(hints) or None
+
+    # The profile's [server]
+
+    def _profile_settings(self, given: Mapping[str, Given]) -> tuple[list[str], dict[str, Setting]]:
+        """The tokens for the server, and the settings by SGLang's name."""
+        tokens: list[str] = []
+        settings: dict[str, Setting] = {}
+        first: dict[str, str] = {}
+        for key, value in self.loaded.profile.server.items():
+            origin = self.loaded.where("server", key)
+            action = self.dump.by_key.get(key)
+            if action is None:
+                self._unknown_key(key)
+                if not self.dump.installed:
+                    tokens.extend(_unchecked(key, value))
+                    settings[key] = Setting(value, origin)
+                continue
+            if action.name in first:
+                self._twice(key, first[action.name])
+                continue
+            first[action.name] = key
+            rendered = self._rendered(key, action, value)
+            if rendered is not None and action.name not in given:
+                tokens.extend(rendered[0])
+                if action.name != "config":
+                    settings[action.name] = Setting(rendered[1], origin)
+        return tokens, settings
+
+    def _rendered(self, key: str, action: Action, value: Any) -> tuple[list[str], Any] | None:
+        """The tokens of a setting and the value that SGLang will read; None, with a finding, if it cannot."""
+        try:
+            tokens = render(action, value)
+        except Mismatch as mismatch:
+            self._server_error("profile.type", key, value, mismatch.expected, mismatch.remedy)
+            return None
+        if not tokens:  # a switch left off
+            return tokens, value
+        try:
+            return tokens, self.parser.parse_setting(action, tokens)
+        except FlagError as error:
+            near = nearest(str(value), map(str, action.choices)) if action.choices else None
+            remedy = f"did you mean {literal(near)}?" if near else None if action.choices else str(error)
+            self._server_error("profile.value", key, value, expected_value(action), remedy)
+            return None
+
+    def _server_error(self, check: str, key: str, value: Any, expected: str, remedy: str | None) -> None:
+        self.findings.append(
+            self.loaded.error(
+                check,
+                ("server", key),
+                f"server.{key} is {literal(value)}; it must be {expected}",
+                expected=expected,
+                found=found(value),
+                remedy=remedy,
+            )
+        )
+
+    def _unknown_key(self, key: str) -> None:
+        near = nearest(key, self.dump.by_key)
+        homes = [name for name, section in sections().items() if key in section.model_fields]
+        if near:
+            remedy: str | None = f"did you mean {near}?"
+        else:
+            remedy = f"it belongs in [{homes[0]}]" if homes else None
+        sglang = f"SGLang {self.dump.version}"
+        self.findings.append(
+            self.loaded.error(
+                "profile.unknown_key",
+                ("server", key),
+                f"{sglang} has no flag --{key.replace('_', '-')}"
+                + ("" if self.dump.installed else " (SGLang is not installed here: judged by a snapshot)"),
+                expected=f"a flag of {sglang} in snake_case",
+                found=key,
+                remedy=remedy,
+                severity=Severity.ERROR if self.dump.installed else Severity.WARNING,
+            )
+        )
+
+    def _twice(self, key: str, first: str) -> None:
+        self.findings.append(
+            self.loaded.error(
+                "profile.combination",
+                ("server", key),
+                f"server.{key} and server.{first} (line {self.loaded.lines.of('server', first)}) are the same setting",
+                expected="one of the two",
+                remedy=f"leave {key} out",
+            )
+        )
+
+    # SGLang's --config file
+
+    def _config_settings(self, argv: Sequence[str], own: Mapping[str, Setting]) -> dict[str, Setting]:
+        if "--config" not in argv:
+            return {}
+        from guarded_serve.profile.yaml_config import (  # noqa: PLC0415 - YAML only where it is asked for
+            ConfigError,
+            config_path,
+            read_config,
+        )
+
+        by_profile = "--config" not in self.flags
+        code = ExitCode.PROFILE if by_profile else ExitCode.USAGE
+        path: str | None = None
+        settings: dict[str, Setting] = {}
+        try:
+            path = config_path(argv)
+            for entry in read_config(path, self.dump) if path else ():
+                settings.update(self._config_entry(str(path), entry.key, entry.line, entry.tokens, code))
+        except ConfigError as error:
+            where = f"{path}:{error.line}" if error.line else path or "command line"
+            self._usage(
+                "profile.config", str(error), where=where, exit_code=ExitCode.MISSING if error.missing else code
+            )
+        for name, setting in settings.items():
+            if setting.value is True and name in own and own[name].value is False:
+                key = next(key for key in self.loaded.profile.server if self._name_of(key) == name)
+                if not self.dump.by_name[name].has_opposite:
+                    self.findings.append(
+                        self.loaded.error(
+                            "profile.combination",
+                            ("server", key),
+                            f"server.{key} is false, but {setting.origin} turns it on, "
+                            "and SGLang has no flag to turn it off",
+                            remedy=f"take the key out of {path}",
+                        )
+                    )
+        return settings
+
+    def _name_of(self, key: str) -> str | None:
+        action = self.dump.by_key.get(key)
+        return action.name if action else None
+
+    def _config_entry(
+        self, path: str, key: str, line: int, tokens: Sequence[str], code: ExitCode
+    ) -> Iterator[tuple[str, Setting]]:
+        try:
+            parsed = self.parser.parse(tokens)
+        except FlagError as error:
+            self._usage(
+                "profile.config", str(error), where=f"{path}:{line}", remedy=self._like_flag(str(error)), exit_code=code
+            )
+            return
+        for name, entry in parsed.given.items():
+            yield name, Setting(entry.value, f"{path}:{line} (--config)")
+
+    def _require_model(self, server: Mapping[str, Setting]) -> None:
+        broken = any(finding.check in ("profile.syntax", "profile.file") for finding in self.findings)
+        flags_broken = any(finding.check == "profile.flags" for finding in self.findings)
+        wrong = any(self._name_of(key) == "model_path" for key in self.loaded.profile.server)
+        if "model_path" in server or broken or flags_broken or wrong:
+            return
+        by_profile = self.loaded.path is not None
+        self.findings.append(
+            Finding(
+                "target.model_path",
+                Severity.ERROR,
+                "no model is given",
+                expected="model_path in [server] or --model-path",
+                where=self.loaded.where("server") if by_profile else "command line",
+                remedy='write model_path = "..." in [server]' if by_profile else "add --model-path PATH_OR_HUB_ID",
+                exit_code=ExitCode.PROFILE if by_profile else ExitCode.USAGE,
+            )
+        )
+
+    # The guard's own
+
+    def _guard_settings(self) -> tuple[Profile, dict[str, str]]:
+        """The profile with the launcher's own flags applied, and where each set key comes from."""
+        profile, guard = self.loaded.profile, self.guard
+        origins = {
+            f"{section}.{key}": self.loaded.where(section, key)
+            for section in sections()
+            for key in getattr(profile, section).model_fields_set
+        }
+        flags = {option.key: f"{option.flag} on the command line" for option in GUARD_OPTIONS if option.key}
+        updates: dict[str, Any] = {}
+        if guard.cycles is not None:
+            updates["timing"] = profile.timing.model_copy(update={"directory": guard.cycles})
+            origins["timing.directory"] = flags["timing.directory"]
+        if guard.ignore:
+            ignore = tuple(dict.fromkeys((*profile.preflight.ignore, *guard.ignore)))
+            updates["preflight"] = profile.preflight.model_copy(update={"ignore": ignore})
+            before = origins.get("preflight.ignore")
+            origins["preflight.ignore"] = " and ".join(filter(None, (before, flags["preflight.ignore"])))
+        if guard.cpu_kernels:
+            updates["engine"] = profile.engine.model_copy(update={"cpu_kernels": True})
+            origins["engine.cpu_kernels"] = flags["engine.cpu_kernels"]
+        return profile.model_copy(update=updates), origins
+
+    def _environment(self, profile: Profile, origins: Mapping[str, str]) -> dict[str, Setting]:
+        settings = {name: Setting(value, self.loaded.where("env", name)) for name, value in profile.env.items()}
+        if not profile.engine.cpu_kernels:
+            return settings
+        origin = f"the guard, for engine.cpu_kernels ({origins['engine.cpu_kernels']})"
+
+        def unset(name: str) -> bool:
+            return name not in settings and name not in self.environ
+
+        before = settings["PYTHONPATH"].value if "PYTHONPATH" in settings else self.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(filter(None, (str(CPU_KERNELS), before)))
+        settings["PYTHONPATH"] = Setting(path, origin)
+        self.notes.append(f"PYTHONPATH begins with {CPU_KERNELS}: SGLang's CPU operators in plain PyTorch ({origin})")
+        for name, why in (
+            ("SGLANG_USE_CPU_ENGINE", "SGLang takes its CPU engine"),
+            ("TORCH_COMPILE_DISABLE", "the first request would compile for a long time"),
+        ):
+            if unset(name):
+                settings[name] = Setting("1", origin)
+                self.notes.append(f"{name}=1: {why} ({origin})")
+        return settings
+
+    def _unknown_flag_ignores(self, known: Collection[str]) -> Iterator[Finding]:
+        for name in self.guard.ignore:
+            if name not in known:
+                near = nearest(name, known)
+                yield Finding(
+                    "profile.flags",
+                    Severity.ERROR,
+                    f"--guard-ignore {name}: there is no such check",
+                    where="command line",
+                    remedy=f"did you mean {near}?" if near else "`guarded-serve check --list` names them all",
+                    exit_code=ExitCode.USAGE,
+                )
+
+
+def _by_flag(entry: Given) -> Setting:
+    return Setting(entry.value, f"{entry.option} on the command line")
+
+
+def _unchecked(key: str, value: Any) -> list[str]:
+    """A setting that the snapshot does not know, rendered by its TOML type alone."""
+    flag = f"--{key.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag] if value else []
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    return [flag, literal(value) if isinstance(value, dict) else str(value)]
