@@ -1,0 +1,284 @@
+"""One launch of the server: run folder, process tree, engine events, readiness, and the watch over its processes.
+
+It knows nothing of restarts, states or exit codes: it tells its owner what happened.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from guarded_serve import engine_link
+from guarded_serve.engine_link import EngineSettings
+from guarded_serve.profile.deployment import Deployment
+from guarded_serve.supervisor import ready
+from guarded_serve.supervisor.child import Callbacks, Child
+from guarded_serve.supervisor.environment import server_environment
+from guarded_serve.supervisor.loop import Loop, Timer
+from guarded_serve.supervisor.progress import FIRED_UP, stage_of
+from guarded_serve.supervisor.run_folder import RunFolder
+
+TAIL = 200  # lines kept for the crash report
+_RETRY_S = 1.0
+_PORT_SETTLED_S = 10.0  # the port answers for so long: try a generation even if the log's marker never came
+_ATTEMPT_S = 60.0
+_LAST_WORDS_S = 1.0  # between the loss of a process and its telling, see `_on_process_ended`
+_HELLO_S = 10.0  # the plugin's greeting comes long before the first generation; so much grace and no more
+
+
+@dataclass
+class Told:
+    """What the owner is told."""
+
+    lines: Callable[[bytes], None]
+    stage: Callable[[str], None]  # a step of the start-up began
+    answered: Callable[[], None]  # hello and a real generation: it can serve
+    refused: Callable[[Mapping[str, Any]], None]  # by a gate in the engine, or a hook is missing
+    lost: Callable[[int | None, str | None], None]  # the server's status, None while it runs; which process ended first
+    gone: Callable[[list[str]], None]
+    beat: Callable[[Mapping[str, Any]], None]
+
+
+@dataclass
+class _Watched:
+    role: str
+    descriptor: int
+
+
+@dataclass
+class Launch:
+    """Starts at once; end it with `kill` and, after `Told.gone`, `close`."""
+
+    loop: Loop
+    deployment: Deployment
+    command: Sequence[str]
+    told: Told
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL))
+    ending: bool = False  # no loss is worth telling any more
+
+    def __post_init__(self) -> None:
+        self.launch_id = uuid.uuid4().hex
+        self.address = ready.Address.of(self.deployment)
+        self.started_at = time.monotonic()
+        self._hellos: dict[int, Mapping[str, Any]] = {}
+        self._watched: dict[int, _Watched] = {}
+        self._lost = False
+        self._first_lost: str | None = None  # the process of the server that ended first
+        self._fired_up = False
+        self._port_open_since: float | None = None
+        self._trying = False
+        self._answered_at: float | None = None
+        self._timer: Timer | None = None
+        self.run_folder = RunFolder()
+        timing = self.deployment.profile.timing
+        settings = EngineSettings(
+            launch_id=self.launch_id,
+            socket=str(self.run_folder.socket_path),
+            control=str(self.run_folder.control_path),
+            cycles_directory=str(timing.directory) if timing.directory else None,
+            ranks=timing.ranks,
+            rotate_mib=timing.rotate_mib,
+            keep=timing.keep,
+        )
+        self.child = Child(
+            self.loop,
+            [*self.command, *self.deployment.arguments],
+            server_environment(os.environ, self.deployment, settings),
+            self.run_folder.path,
+            Callbacks(lines=self._on_lines, server_ended=self._on_server_ended, all_gone=self._on_gone),
+        )
+        self.loop.add_reader(self.run_folder.fileno(), self._on_events)
+        self._again(_RETRY_S)
+
+    @property
+    def hellos(self) -> Mapping[int, Mapping[str, Any]]:
+        """The plugin's greetings, by process id."""
+        return self._hellos
+
+    def kill(self) -> None:
+        """End every process now."""
+        self.ending = True
+        self._stop_trying()
+        self.child.kill()
+
+    def close(self) -> None:
+        """Free everything; whatever still runs is killed."""
+        self.ending = True
+        self._stop_trying()
+        for watched in self._watched.values():
+            self.loop.remove(watched.descriptor)
+            os.close(watched.descriptor)
+        self._watched.clear()
+        self.loop.remove(self.run_folder.fileno())
+        self.child.close()
+        self.run_folder.close()
+
+    def watch_processes(self) -> None:
+        """Watch every process that calls itself ``sglang::...``, whether it greeted or not."""
+        for pid in self.child.processes():
+            title = _title(pid)
+            if title.startswith("sglang::"):
+                self._watch(pid, title.removeprefix("sglang::"))
+
+    # What happens to it
+
+    def _on_lines(self, block: bytes) -> None:
+        lines = block.splitlines()
+        self.tail.extend(lines)
+        if self._answered_at is None:
+            for line in lines:
+                if FIRED_UP in line:
+                    self._fired_up = True
+                    self._again(0)
+                elif stage := stage_of(line):
+                    self.told.stage(stage)
+        self.told.lines(block)
+
+    def _on_events(self) -> None:
+        for event in self.run_folder.receive():
+            kind = event["event"]
+            if kind == engine_link.HELLO:
+                self._on_hello(event)
+            elif kind == engine_link.REFUSED and not self.ending:
+                self.told.refused(event)
+            elif kind == engine_link.BEAT:
+                self.told.beat(event)
+
+    def _on_hello(self, event: Mapping[str, Any]) -> None:
+        pid = event.get("pid")
+        if not isinstance(pid, int) or self.ending:
+            return
+        self._hellos[pid] = event
+        if pid != self.child.server_pid and pid in self.child.processes():
+            self._watch(pid, str(event.get("role") or "process"))
+        self.child.note_shared_memory()
+
+    def _watch(self, pid: int, role: str) -> None:
+        if pid in self._watched or pid == self.child.server_pid:
+            return
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._on_process_ended(pid, role)
+            return
+        except OSError:
+            return  # a kernel without pidfd_open: the server's own end is still seen
+        self._watched[pid] = _Watched(role, descriptor)
+        self.loop.add_reader(descriptor, lambda: self._on_process_ended(pid, role))
+
+    def _on_process_ended(self, pid: int, role: str) -> None:
+        watched = self._watched.get(pid)
+        if watched is not None:
+            self.loop.remove(watched.descriptor)
+        if self._first_lost is None and not self.ending:
+            self._first_lost = f"{role} {pid}"
+            # Its parent may be about to end too, in order or not, and to say why.
+            self.loop.call_later(_LAST_WORDS_S, lambda: self._lose(None))
+
+    def _on_server_ended(self, status: int) -> None:
+        self._lose(status)
+
+    def _lose(self, status: int | None) -> None:
+        if not self._lost and not self.ending:
+            self._lost = True
+            self._stop_trying()
+            self.child.drain_output()
+            self.told.lost(status, self._first_lost)
+
+    def _on_gone(self, removed: list[str]) -> None:
+        self.ending = True
+        self.told.gone(removed)
+
+    # Readiness
+
+    def _again(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._try)
+
+    def _stop_trying(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _try(self) -> None:
+        if self.ending or self._trying:
+            return
+        if self._answered_at is not None:
+            self._check_hello()
+            return
+        if not self._fired_up and not self._port_settled():
+            self._again(_RETRY_S)
+            return
+        address = self.address
+        if not address.answers:  # a log line or a port that stays open is all that such a server shows
+            self._on_attempt(ready.Answer(True, "takes no generation by itself"))
+            return
+        self._trying = True
+        self.loop.in_thread(lambda: ready.generate(address, _ATTEMPT_S), self._on_attempt)
+
+    def _port_settled(self) -> bool:
+        if not ready.listens(self.address):
+            self._port_open_since = None
+            return False
+        if self._port_open_since is None:
+            self._port_open_since = time.monotonic()
+        return time.monotonic() - self._port_open_since >= _PORT_SETTLED_S
+
+    def _on_attempt(self, answer: object) -> None:
+        self._trying = False
+        if self.ending or self._lost:
+            return
+        if isinstance(answer, ready.Answer) and answer.ok:
+            self._answered_at = time.monotonic()
+            self._check_hello()
+            return
+        self.told.stage(f"first generation: {answer.detail if isinstance(answer, ready.Answer) else answer}")
+        self._again(_RETRY_S)
+
+    def _check_hello(self) -> None:
+        schedulers = [event for event in self._hellos.values() if event.get("role") == "scheduler"]
+        if not schedulers:
+            if time.monotonic() - (self._answered_at or 0) < _HELLO_S:
+                self._again(0.1)
+                return
+            self.told.refused(_NO_HELLO)
+            return
+        missing = {
+            str(target): str(reason)
+            for event in schedulers
+            for target, reason in (event.get("hooks") or {}).items()
+            if reason != "applied"
+        }
+        if missing:
+            target, reason = next(iter(missing.items()))
+            self.told.refused(
+                {
+                    "check": "engine.hooks",
+                    "message": f"{len(missing)} of the guard's hooks did not take hold in SGLang: {target}: {reason}",
+                    "remedy": "use an SGLang version that guarded_serve knows, or set `timing.directory` to none",
+                }
+            )
+            return
+        self.child.note_shared_memory()
+        self.watch_processes()
+        self.told.answered()
+
+
+_NO_HELLO = {
+    "check": "engine.hello",
+    "message": "the server answers, but the guard's plugin never reported from its scheduler",
+    "remedy": "install guarded_serve in SGLang's own Python environment; its log says which plugins it loaded",
+}
+
+
+def _title(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return file.read(200).split(b"\0", 1)[0].decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,104 @@
+"""The launcher's own log lines, and the server's lines beside them: for a person, for a log collector, as JSON.
+
+One stream in one order. The server's lines keep their text; as JSON they are wrapped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+from guarded_serve.supervisor.output import Output
+from guarded_serve.supervisor.redact import Redactor
+
+_COLOURS = {"info": "36", "warning": "33", "error": "31"}
+
+
+class Format(str, Enum):
+    """How lines are written."""
+
+    HUMAN = "human"
+    PLAIN = "plain"
+    JSON = "json"
+
+    @classmethod
+    def suited_to(cls, descriptor: int) -> Format:
+        """For a person on a terminal, plain otherwise."""
+        return cls.HUMAN if os.isatty(descriptor) else cls.PLAIN
+
+
+class Lines:
+    """Writes lines to an `Output`."""
+
+    def __init__(self, output: Output, style: Format, redactor: Redactor) -> None:
+        self._output = output
+        self._style = style
+        self._redactor = redactor
+        self._colour = style is Format.HUMAN and "NO_COLOR" not in os.environ
+
+    @property
+    def style(self) -> Format:
+        """The format in use."""
+        return self._style
+
+    def info(self, message: str = "", **fields: Any) -> None:
+        """One line; ``fields`` come first, as key=value."""
+        self._own("info", message, fields)
+
+    def warning(self, message: str = "", **fields: Any) -> None:
+        """As `info`, of level warning."""
+        self._own("warning", message, fields)
+
+    def error(self, message: str = "", **fields: Any) -> None:
+        """As `info`, of level error."""
+        self._own("error", message, fields)
+
+    def server(self, lines: Iterable[bytes]) -> None:
+        """Lines of the server, without their ends, already free of secrets."""
+        if self._style is Format.JSON:
+            now = _now()
+            wrapped = (
+                json.dumps({"ts": now, "from": "server", "text": line.decode(errors="replace")}, ensure_ascii=False)
+                for line in lines
+            )
+            self._output.write("".join(f"{line}\n" for line in wrapped).encode())
+        else:
+            self._output.write(b"".join(line + b"\n" for line in lines))
+
+    def _own(self, level: str, message: str, fields: dict[str, Any]) -> None:
+        message = self._redactor.text(message)
+        fields = {
+            name: self._redactor.text(value) if isinstance(value, str) else value
+            for name, value in fields.items()
+            if value is not None
+        }
+        if self._style is Format.JSON:
+            line = json.dumps(
+                {"ts": _now(), "level": level, "from": "guard", **fields, **({"msg": message} if message else {})},
+                ensure_ascii=False,
+                default=str,
+            )
+        elif self._style is Format.HUMAN:
+            pairs = " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+            tag = f"\033[{_COLOURS[level]}mguard\033[0m" if self._colour else "guard"
+            mark = "" if level == "info" else f"{level}: "
+            line = f"{tag} {mark}{pairs}{'  ' if pairs and message else ''}{message}"
+        else:
+            named = {"ts": _now(), "level": level, "from": "guard", **fields, **({"msg": message} if message else {})}
+            line = " ".join(f"{name}={_value(value)}" for name, value in named.items())
+        self._output.write(line.encode(errors="replace") + b"\n")
+
+
+def _value(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    bare = text and text.isprintable() and " " not in text and '"' not in text
+    return text if bare else json.dumps(text, ensure_ascii=False)
+
+
+def _now() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"

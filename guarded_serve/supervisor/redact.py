@@ -1,0 +1,44 @@
+"""Secrets never reach our output: API keys, tokens and passwords, from the settings and from the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from guarded_serve.profile.deployment import Deployment
+
+MASK = "***"
+SECRET_SETTINGS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SHORTEST = 6  # a shorter value would mask ordinary text
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
+class Redactor:
+    """Replaces known secret values by `MASK`."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        kept = sorted({value for value in values if len(value) >= _SHORTEST}, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, kept))) if kept else None
+        self._bytes = re.compile(b"|".join(re.escape(value.encode()) for value in kept)) if kept else None
+
+    @classmethod
+    def of(cls, deployment: Deployment, more: Iterable[str] = ()) -> Redactor:
+        """From the server's settings, the environment it will get, and ``more``."""
+        environment = {**os.environ, **{name: str(set_.value) for name, set_ in deployment.environment.items()}}
+        values = [str(deployment.get(name)) for name in SECRET_SETTINGS if deployment.get(name)]
+        values += [value for name, value in environment.items() if is_secret_name(name)]
+        return cls([*values, *more])
+
+    def text(self, text: str) -> str:
+        """The text with every secret masked."""
+        return self._pattern.sub(MASK, text) if self._pattern else text
+
+    def block(self, data: bytes) -> bytes:
+        """The same for raw output."""
+        return self._bytes.sub(MASK.encode(), data) if self._bytes else data

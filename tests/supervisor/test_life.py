@@ -1,0 +1,324 @@
+"""The life of a supervised server, over real processes: a scripted server in SGLang's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from guarded_serve.engine_link import ENVIRONMENT_KEY, EngineSettings
+from guarded_serve.profile.deployment import Deployment, Setting
+from guarded_serve.profile.model import Profile
+from guarded_serve.supervisor.environment import server_environment
+from tests.support.supervised import Supervised, alive, wait_until
+
+
+def ready(server: Supervised) -> None:
+    server.wait_for(r"state=serving")
+
+
+def test_ready_then_stop_leaves_nothing(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"shared_memory": True, "leaver": True}) as server:
+        ready(server)
+        pids = server.pids()
+        assert set(pids) == {"main", "scheduler", "detokenizer", "leaver"}
+        assert all(map(alive, pids.values()))
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert server.states() == ["preflight", "starting", "probing", "serving", "draining", "stopped"]
+        assert server.left() == []
+        assert "removed from shared memory: /dev/shm/sglang_loads_fake_" in server.text()
+
+
+def test_interrupt_stops_too(tmp_path: Path) -> None:
+    with Supervised(tmp_path) as server:
+        ready(server)
+        server.send(signal.SIGINT)
+        assert server.end() == 0
+        assert server.left() == []
+
+
+def test_not_ready_before_the_first_generation(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"generate": "stranger"}) as server:
+        server.wait_for("answer to another request")
+        assert "serving" not in server.states()
+
+
+def test_not_ready_without_the_marker_until_the_port_has_settled(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"never_ready": True}) as server:
+        started = time.monotonic()
+        server.wait_for(r"state=serving", 20)
+        assert time.monotonic() - started > 8
+
+
+def test_api_key_is_used_and_never_shown(tmp_path: Path) -> None:
+    key = "sk-very-secret-key"
+    scenario = {"say": [f"server_args=ServerArgs(api_key='{key}')"]}
+    with Supervised(tmp_path, scenario, arguments=("--api-key", key)) as server:
+        ready(server)
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert key not in server.text()
+        assert "api_key='***'" in server.text()
+
+
+def test_refused_before_the_start(tmp_path: Path) -> None:
+    with Supervised(tmp_path, gate=65) as server:
+        assert server.end() == 65
+        assert server.states() == ["preflight", "refused"]
+        assert server.pids() == {}
+        assert "gate: looked at everything" in server.text()
+
+
+def test_refused_inside_the_engine(tmp_path: Path) -> None:
+    refusal = {"check": "drafter.unwritten", "message": "fc.weight was never written", "remedy": "train it"}
+    with Supervised(tmp_path, {"refuse": refusal, "start_s": 30}) as server:
+        assert server.end() == 65
+        assert server.states() == ["preflight", "starting", "refused"]
+        assert "fc.weight was never written" in server.text()
+        assert server.left() == []
+
+
+def test_refused_when_a_hook_is_missing(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"hooks": {"EagleDraftWorker.draft": "no such name"}}) as server:
+        assert server.end() == 65
+        assert "EagleDraftWorker.draft: no such name" in server.text()
+        assert "serving" not in server.states()
+
+
+def test_refused_without_hello(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"hello": False}) as server:
+        assert server.end(30) == 65
+        assert "plugin never reported" in server.text()
+
+
+def test_start_deadline(tmp_path: Path) -> None:
+    profile = {"supervise": {"start_deadline_s": 1.0}}
+    with Supervised(tmp_path, {"start_s": 60, "say": ["loading shard 1"]}, profile) as server:
+        assert server.end() == 69
+        assert server.states() == ["preflight", "starting", "failed"]
+        assert "not ready within 1 s" in server.text()
+        assert "| loading shard 1" in server.text()
+        assert server.left() == []
+
+
+def test_crash_at_the_start(tmp_path: Path) -> None:
+    words = ["Traceback (most recent call last):", "RuntimeError: head size 80 is not supported"]
+    with Supervised(tmp_path, {"exit_at_start": 1, "last_words": words}) as server:
+        assert server.end() == 69
+        assert "RuntimeError: head size 80 is not supported (exit status 1)" in server.text()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_an_exit_that_nobody_asked_for_is_a_failure(tmp_path: Path, status: int) -> None:
+    with Supervised(tmp_path, {"exit_after_s": 0.5, "exit_status": status, "last_words": ["so long"]}) as server:
+        assert server.end() == 69
+        assert server.states()[-2:] == ["serving", "failed"]
+        assert f"exit status {status}" in server.text()
+        assert "| so long" in server.text()
+        assert server.left() == []
+
+
+@pytest.mark.parametrize("role", ["main", "scheduler", "detokenizer"])
+def test_a_killed_process_is_noticed_at_once(tmp_path: Path, role: str) -> None:
+    with Supervised(tmp_path) as server:
+        ready(server)
+        killed = time.monotonic()
+        os.kill(server.pids()[role], signal.SIGKILL)
+        server.wait_for("state=failed", 2.0)
+        assert time.monotonic() - killed < 2.0
+        assert server.end() == 69
+        assert server.left() == []
+
+
+def test_sigterm_ignored(tmp_path: Path) -> None:
+    profile = {"supervise": {"drain_s": 1.0}}
+    with Supervised(tmp_path, {"ignore_sigterm": True, "children_ignore_sigterm": True}, profile) as server:
+        ready(server)
+        asked = time.monotonic()
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert 0.9 < time.monotonic() - asked < 4
+        assert server.left() == []
+
+
+def test_second_signal_hurries(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"drain_s": 60}) as server:
+        ready(server)
+        server.send(signal.SIGTERM)
+        server.wait_for("state=draining")
+        server.send(signal.SIGTERM)
+        assert server.end(5) == 0
+        assert server.left() == []
+
+
+def test_sigterm_while_the_gates_run(tmp_path: Path) -> None:
+    with Supervised(tmp_path, gate_s=30) as server:
+        server.wait_for("state=preflight")
+        server.send(signal.SIGTERM)
+        assert server.end(3) == 0
+        assert server.states() == ["preflight", "stopped"]
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sigterm_while_starting(tmp_path: Path, ignored: bool) -> None:
+    profile = {"supervise": {"drain_s": 1.0}}
+    with Supervised(tmp_path, {"start_s": 60, "ignore_sigterm": ignored}, profile) as server:
+        server.wait_for("state=starting")
+        assert wait_until(lambda: "detokenizer" in server.pids())
+        server.send(signal.SIGTERM)
+        assert server.end(6) == 0
+        assert server.states() == ["preflight", "starting", "draining", "stopped"]
+        assert server.left() == []
+
+
+@pytest.mark.parametrize("at", ["starting", "serving"])
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path, at: str) -> None:
+    scenario = {
+        "leaver": True,
+        "shared_memory": True,
+        "children_outlive": True,
+        "children_ignore_sigterm": True,
+        "ignore_sigterm": True,
+        "start_s": 60 if at == "starting" else 0.2,
+    }
+    with Supervised(tmp_path, scenario) as server:
+        server.wait_for(f"state={at}")
+        assert wait_until(lambda: len(server.pids()) == 4)
+        server.send(signal.SIGKILL)
+        server.end()
+        assert wait_until(lambda: server.left() == [], 3), server.left()
+
+
+def test_nothing_outlives_a_killed_sentinel(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"leaver": True, "children_outlive": True}) as server:
+        pid = int(server.wait_for(r"state=starting pid=\d+").rpartition("=")[2])
+        ready(server)
+        os.kill(pid, signal.SIGKILL)
+        assert server.end() == 69
+        assert server.left() == []
+
+
+def test_children_that_outlive_main_are_ended(tmp_path: Path) -> None:
+    scenario = {"children_outlive": True, "children_ignore_sigterm": True, "exit_after_s": 0.5}
+    with Supervised(tmp_path, scenario) as server:
+        assert server.end() == 69
+        assert server.left() == []
+
+
+def test_the_log_keeps_its_order_and_text(tmp_path: Path) -> None:
+    lines = [f"  line {number}\twith  spaces and \x1b[31mcolour\x1b[0m" for number in range(50)]
+    with Supervised(tmp_path, {"say": lines, "partial_line": "no end of line"}) as server:
+        ready(server)
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        kept = [line for line in server.text().splitlines() if line.startswith("  line")]
+        assert kept == lines
+        assert "\nno end of line\n" in server.text()
+
+
+def test_event_socket_gone(tmp_path: Path) -> None:
+    with Supervised(tmp_path) as server:
+        ready(server)
+        for path in server.run_base.glob("*/events.sock"):
+            path.unlink()
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert server.left() == []
+
+
+def test_a_reader_that_goes_away_does_not_end_the_server(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with Supervised(tmp_path, {"flood": 100000}, stdout=write) as server:
+        os.close(write)
+        got = b""
+        while b"state=serving" not in got:
+            got += os.read(read, 65536)
+        os.close(read)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert server.left() == []
+
+
+def test_a_reader_that_stops_reading_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with Supervised(tmp_path, {"flood": 400000}, {"supervise": {"drain_s": 1.0}}, stdout=write) as server:
+        os.close(write)
+        assert wait_until(lambda: "detokenizer" in server.pids())
+        time.sleep(1.0)
+        server.send(signal.SIGTERM)
+        assert server.end(8) == 0
+        assert server.left() == []
+        os.close(read)
+
+
+def test_a_flood_of_lines_is_passed_on_fast(tmp_path: Path) -> None:
+    lines = 200_000
+    with Supervised(tmp_path, {"flood_before": lines}) as server:
+        started = time.monotonic()
+        server.wait_for(r"state=serving", 30)
+        seconds = time.monotonic() - started
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert seconds < 8
+        numbers = [int(number) for number in re.findall(r"^flood line (\d+)$", server.text(), re.MULTILINE)]
+        assert numbers == list(range(lines))
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"say": ["a line"]}, log_format="json") as server:
+        server.wait_for('"state": "serving"')
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        parsed = [json.loads(line) for line in server.text().splitlines()]
+        assert any(line["from"] == "server" and line["text"] == "a line" for line in parsed)
+        assert [line["state"] for line in parsed if "state" in line][-1] == "stopped"
+
+
+def test_status_line_under_traffic(tmp_path: Path) -> None:
+    profile = {"break_even": {"baseline_tok_s": {1: 120.0}}}
+    with Supervised(tmp_path, {"cycles_per_s": 3, "running": 1}, profile) as server:
+        ready(server)
+        server.wait_for("bs 1, .*break-even", 13)
+        line = server.wait_for(r"bs 1, \d+ cycles, cycle 10\.00 ms.*")
+        # 2, 6 and 1 ms of 9; 3 tokens every 10 ms; break-even = 10 ms * 120 tok/s
+        assert "draft/verify/extend 22/67/11 %, accept length 3.00, 300.0 tok/s" in line
+        assert "break-even 1.20, gain +150 %" in line
+
+
+def test_the_server_gets_the_launchers_environment_less_what_systemd_meant_for_the_launcher() -> None:
+    deployment = Deployment(
+        profile=Profile(),
+        profile_path=None,
+        server={},
+        defaults={},
+        arguments=(),
+        environment={"NCCL_DEBUG": Setting("WARN", "profile")},
+    )
+    settings = EngineSettings(launch_id="1", socket="/s", control="/c")
+    made = server_environment({"HOME": "/h", "NOTIFY_SOCKET": "/n", "NCCL_DEBUG": "INFO"}, deployment, settings)
+    assert made["HOME"] == "/h"
+    assert made["NCCL_DEBUG"] == "WARN"
+    assert "NOTIFY_SOCKET" not in made
+    assert EngineSettings.from_json(made[ENVIRONMENT_KEY]) == settings
+    assert "SGLANG_PLUGINS" not in made
+    made = server_environment({"SGLANG_PLUGINS": "mine"}, deployment, settings)
+    assert made["SGLANG_PLUGINS"] == "mine,guarded_serve"
+
+
+def test_processes_of_the_server_are_in_a_session_of_their_own(tmp_path: Path) -> None:
+    with Supervised(tmp_path) as server:
+        ready(server)
+        assert os.getsid(server.pids()["main"]) == server.pids()["main"]
+        assert os.getsid(server.process.pid) != os.getsid(server.pids()["scheduler"])
+        # a Ctrl-C at the terminal reaches the launcher's group alone
+        assert os.getpgid(server.pids()["main"]) != os.getpgid(server.process.pid)

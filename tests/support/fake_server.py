@@ -1,0 +1,261 @@
+"""A scripted stand-in for `sglang.launch_server`, with real processes, a real port and the guard's real events.
+
+Runs as ``python fake_server.py SCENARIO_JSON [SGLang flags]``. Like SGLang it has a main process that serves HTTP, and
+children titled ``sglang::scheduler`` and ``sglang::detokenizer``; the scheduler greets the launcher and sends beats.
+The scenario's keys are the fields of `Scenario`. While it runs, a file of commands (``control``) can change it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from guarded_serve.timing.record import Cycle
+from guarded_serve.timing.totals import Totals
+
+FIRED_UP = "The server is fired up and ready to roll!"
+
+
+@dataclass
+class Scenario:
+    """What to do, and when, in seconds."""
+
+    start_s: float = 0.2  # from the start to the open port
+    say: list[str] = field(default_factory=list)  # lines before the port opens
+    flood: int = 0  # so many numbered lines after the start
+    flood_before: int = 0
+    exit_at_start: int | None = None  # with this status, instead of opening the port
+    exit_after_s: float | None = None  # so long after the start
+    exit_status: int = 1
+    last_words: list[str] = field(default_factory=list)  # lines before it exits
+    ignore_sigterm: bool = False
+    drain_s: float = 0.0  # what SIGTERM takes
+    hello: bool = True
+    hooks: dict[str, str] = field(default_factory=lambda: {"draft": "applied"})
+    refuse: dict[str, str] | None = None  # a `refused` event as the drafter loads
+    beats: bool = True
+    generate: str = "ok"  # "ok", "stranger" (another request's answer), "error", "silent"
+    never_ready: bool = False
+    leaver: bool = False  # a grandchild leaves the session and forgets its parent
+    children_ignore_sigterm: bool = False
+    shared_memory: bool = False  # the scheduler maps a file under /dev/shm and leaves it there
+    children_outlive: bool = False  # the children do not care when main ends
+    pid_file: str = ""  # lines of ROLE PID
+    running: int = 0  # what the beats say of running requests
+    cycles_per_s: int = 0
+    partial_line: str = ""  # written without an end of line, at the end
+    connections: str = ""  # file that counts generations
+
+
+def main() -> None:
+    scenario = Scenario(**json.loads(sys.argv[1]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--api-key")
+    options, _ = parser.parse_known_args(sys.argv[2:])
+    if role := os.environ.get("FAKE_ROLE"):
+        _child(scenario, role)
+    else:
+        _main(scenario, options)
+
+
+def _main(scenario: Scenario, options: argparse.Namespace) -> None:
+    _register(scenario, "main")
+    stopping = threading.Event()
+    if scenario.ignore_sigterm:
+        signal.signal(signal.SIGTERM, lambda *_: print("SIGTERM ignored", flush=True))
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    for line in scenario.say:
+        print(line, flush=True)
+    _flood(scenario.flood_before)
+    if scenario.exit_at_start is not None:
+        _exit(scenario, scenario.exit_at_start)
+    children = [_spawn("scheduler"), _spawn("detokenizer")]
+    signal.signal(signal.SIGQUIT, lambda *_: _kill_all(children))  # as SGLang does when a child fails
+    _nap(scenario.start_s, stopping)
+    if not stopping.is_set():
+        server = ThreadingHTTPServer((options.host, options.port), _handler(scenario, options.api_key))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        if not scenario.never_ready:
+            print(FIRED_UP, flush=True)
+        _flood(scenario.flood)
+    end = time.monotonic() + scenario.exit_after_s if scenario.exit_after_s is not None else None
+    while not stopping.is_set():
+        if end is not None and time.monotonic() >= end:
+            if not scenario.children_outlive:
+                _end(children)
+            _exit(scenario, scenario.exit_status)
+        if any(child.poll() is not None for child in children) and not scenario.children_outlive:
+            time.sleep(5)  # as SGLang does before it dies of a lost child
+            _kill_all(children)
+        stopping.wait(0.05)
+    print("SIGTERM received: draining", flush=True)
+    time.sleep(scenario.drain_s)
+    if not scenario.children_outlive:
+        _end(children)
+    sys.stdout.write(scenario.partial_line)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _child(scenario: Scenario, role: str) -> None:
+    _register(scenario, role)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if scenario.children_ignore_sigterm else signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    mapped = None
+    if role == "scheduler":
+        if scenario.shared_memory:
+            mapped = _map(f"/dev/shm/sglang_loads_fake_{os.getpid()}x.shm")
+        if scenario.leaver:
+            _leave(scenario)
+        if scenario.hello:
+            _tell("hello", role="scheduler", sglang="0.0", hooks=scenario.hooks)
+        if scenario.refuse is not None:
+            _tell("refused", **scenario.refuse)
+    cycles = 0
+    while True:
+        time.sleep(0.2 if scenario.beats and role == "scheduler" else 3600)
+        cycles += scenario.cycles_per_s
+        _tell("beat", dropped=0, totals=_totals(cycles, scenario.running), busy=scenario.running, forwards=cycles)
+        if not scenario.children_outlive and os.getppid() == 1:
+            os._exit(0)
+        assert mapped is None or mapped
+
+
+def _totals(cycles: int, running: int) -> dict[str, object]:
+    totals = Totals()
+    for number in range(cycles):
+        totals.add(Cycle(time.time(), 0, number, 1, 3, 4, 2.0, 6.0, 1.0, 9.0, 10.0, [3], "cpu-clock"))
+    totals.running = running
+    return totals.to_mapping()
+
+
+def _spawn(role: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [f"sglang::{role}", __file__, *sys.argv[1:]],
+        executable=sys.executable,
+        env={**os.environ, "FAKE_ROLE": role},
+    )
+
+
+def _leave(scenario: Scenario) -> None:
+    """Start a process that is nobody's child and in a session of its own, as a daemon would be."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            _register(scenario, "leaver")
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            while True:
+                time.sleep(3600)
+        os._exit(0)
+    os.wait()
+
+
+def _map(path: str) -> object:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(descriptor, 4096)
+    return mmap.mmap(descriptor, 4096)
+
+
+def _tell(event: str, **content: object) -> None:
+    text = os.environ.get("GUARDED_SERVE_ENGINE")
+    if not text:
+        return
+    message = {"event": event, "t": time.time(), "pid": os.getpid(), "rank": 0, **content}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as link:
+        try:
+            link.sendto(json.dumps(message).encode(), json.loads(text)["socket"])
+        except OSError:
+            pass  # as the plugin: never fatal
+
+
+def _register(scenario: Scenario, role: str) -> None:
+    if scenario.pid_file:
+        with Path(scenario.pid_file).open("a", encoding="utf-8") as file:
+            file.write(f"{role} {os.getpid()}\n")
+
+
+def _flood(lines: int) -> None:
+    for start in range(0, lines, 1000):
+        sys.stdout.write("".join(f"flood line {number}\n" for number in range(start, min(start + 1000, lines))))
+    sys.stdout.flush()
+
+
+def _nap(seconds: float, stopping: threading.Event) -> None:
+    stopping.wait(seconds)
+
+
+def _exit(scenario: Scenario, status: int) -> None:
+    for line in scenario.last_words:
+        print(line, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.terminate()
+    for child in children:
+        try:
+            child.wait(0.5)
+        except subprocess.TimeoutExpired:
+            pass
+
+
+def _kill_all(children: list[subprocess.Popen[bytes]]) -> None:
+    for child in children:
+        child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _handler(scenario: Scenario, api_key: str | None) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._answer(200, {})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if scenario.connections:
+                with Path(scenario.connections).open("a", encoding="utf-8") as file:
+                    file.write("generation\n")
+            if api_key and self.headers.get("Authorization") != f"Bearer {api_key}":
+                self._answer(401, {"error": "Unauthorized"})
+            elif scenario.generate == "silent":
+                time.sleep(3600)
+            elif scenario.generate == "error":
+                self._answer(500, {"error": "no"})
+            else:
+                own = "somebody-else" if scenario.generate == "stranger" else body["rid"]
+                self._answer(200, {"text": " a", "meta_info": {"id": own, "completion_tokens": 2}})
+
+        def _answer(self, status: int, content: dict[str, object]) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return Handler
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # dumpable, as SGLang is
+    main()

@@ -1,0 +1,181 @@
+"""Runs the supervisor over `fake_server.py` in a process of its own, as `launch_server` runs it over SGLang.
+
+It is given one JSON argument; `Supervised` is the test's side of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from guarded_serve.exit_codes import ExitCode
+from guarded_serve.profile.deployment import Deployment, Setting
+from guarded_serve.profile.model import Profile
+from guarded_serve.supervisor.lines import Format
+from guarded_serve.supervisor.run import Gate, Options, supervise
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether it became true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+class Supervised:
+    """A launcher process over a scripted server. Use as a context manager."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scenario: Mapping[str, Any] | None = None,
+        profile: Mapping[str, Any] | None = None,
+        *,
+        arguments: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        gate: int = 0,
+        gate_s: float = 0.0,
+        log_format: str | None = None,
+        **popen: Any,
+    ) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.pid_file = folder / "pids"
+        self.log = folder / "log"
+        request = {
+            "scenario": {"pid_file": str(self.pid_file), **(scenario or {})},
+            "profile": {"server": {"model_path": "/none"}, **(profile or {})},
+            "arguments": ["--port", str(self.port), *arguments],
+            "server": {"port": self.port},
+            "gate": gate,
+            "gate_s": gate_s,
+            "log_format": log_format,
+        }
+        if "--api-key" in arguments:
+            request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
+        output = popen.pop("stdout", None)
+        self._file = self.log.open("wb") if output is None else None
+        self.run_base = folder / "run"
+        self.run_base.mkdir(exist_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, json.dumps(request)],
+            stdout=output if self._file is None else self._file,
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "XDG_RUNTIME_DIR": str(self.run_base),
+                **(environment or {}),
+            },
+            **popen,
+        )
+
+    def __enter__(self) -> Supervised:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self._file is not None:
+            self._file.close()
+        for pid in self.pids().values():
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def text(self) -> str:
+        """The log so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, pattern: str, seconds: float = 15.0) -> str:
+        """Wait until the log matches; returns the match."""
+        found = wait_until(lambda: re.search(pattern, self.text()) is not None, seconds)
+        assert found, f"no {pattern!r} within {seconds} s in:\n{self.text()[-4000:]}"
+        match = re.search(pattern, self.text())
+        assert match is not None
+        return match.group(0)
+
+    def pids(self) -> dict[str, int]:
+        """Every process of the scripted server by role, dead or alive; the newest of a role."""
+        try:
+            lines = self.pid_file.read_text().splitlines()
+        except OSError:
+            return {}
+        return {role: int(pid) for role, pid in (line.split() for line in lines if " " in line)}
+
+    def send(self, number: int) -> None:
+        """Signal the launcher."""
+        self.process.send_signal(number)
+
+    def end(self, seconds: float = 15.0) -> int:
+        """Wait for the launcher's end; its exit status."""
+        return self.process.wait(seconds)
+
+    def states(self) -> list[str]:
+        """The states in the order of the log."""
+        return re.findall(r"\bstate=(\w+)", self.text())
+
+    def left(self) -> list[str]:
+        """What is left of the server: processes, the port, the run folder, shared memory."""
+        left = [f"{role} {pid}" for role, pid in self.pids().items() if alive(pid)]
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", self.port))
+            except OSError:
+                left.append(f"port {self.port}")
+        left += [str(path) for path in self.run_base.iterdir()]
+        wanted = {str(pid) for pid in self.pids().values()}
+        left += [str(path) for path in Path("/dev/shm").glob("sglang_loads_fake_*") if path.name[18:-5] in wanted]
+        return left
+
+
+def _run(request: dict[str, Any]) -> int:
+    deployment = Deployment(
+        profile=Profile.model_validate(request["profile"]),
+        profile_path=None,
+        server={name: Setting(value, "test") for name, value in request["server"].items()},
+        defaults={"host": "127.0.0.1"},
+        arguments=tuple(request["arguments"]),
+    )
+
+    def preflight(_: Deployment) -> Gate:
+        time.sleep(request["gate_s"])
+        return Gate(ExitCode(request["gate"]), show="gate: looked at everything")
+
+    command = (sys.executable, str(Path(__file__).with_name("fake_server.py")), json.dumps(request["scenario"]))
+    log_format = Format(request["log_format"]) if request["log_format"] else None
+    return supervise(deployment, preflight, Options(log_format=log_format, command=command))
+
+
+if __name__ == "__main__":
+    sys.exit(_run(json.loads(sys.argv[1])))
