@@ -22,7 +22,8 @@ HELLO = "hello"  # role, sglang version, hooks: {target: "applied" | reason it i
 DRAFTER_LOADED = "drafter-loaded"
 SETTINGS = "settings"
 REFUSED = "refused"  # check, message, expected, found, remedy
-BEAT = "beat"  # once a second: dropped, totals by batch size, see `timing.totals`
+BEAT = "beat"  # once a second: clock, dropped, lost, faults, problem, totals by batch size (see `timing.totals`)
+FAULT = "fault"  # an error of ours inside the engine, which went on: faults (how many so far), message
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""The arithmetic of speculative decoding, in one place. The bonus token is counted everywhere.
+
+A **cycle** drafts some tokens, lets the target verify them in one forward pass, and emits, for each request, the
+accepted drafts and one token of the target's own: the **bonus**. The **accept length** of a cycle is what it emits for
+one request, bonus included: 1 when every draft was wrong, steps + 1 when all were right. SGLang counts the same way
+(``completion_tokens / spec_verify_ct``).
+
+A **plain step** is the target's forward pass with no drafter; it emits one token a request.
+
+The **break-even accept length** is cycle time over plain step time, at the same batch size: at that length the drafter
+brings exactly what it costs. Above it the server is faster than without, below it slower. Accept length alone says
+nothing: 3.2 loses where break-even is 4.0, and 1.9 wins where it is 1.7.
+
+Arithmetic against a measured end-to-end rate. The case this project grew from: a cycle of 30 ms, 82 tok/s without a
+drafter, so break-even is 0.030 * 82 = 2.46. At accept length 2.0 the arithmetic gives 2.0 / 0.030 = 66.7 tok/s, 19 %
+below 82; a client measured 60 tok/s, 27 % below. The rest is time that belongs to no cycle: 60 tok/s at 2.0 is a
+*period* of 33.3 ms from one cycle's start to the next, so 3.3 ms a cycle passed between them (scheduling, results on
+their way out, prefills of other requests), and the break-even that counts is 0.0333 * 82 = 2.73. This is why the report
+takes the period, and not the sum of the stages, as the cycle's time, and shows the difference as ``other_share``.
+"""
+
+from __future__ import annotations
+
+
+def accept_length(tokens: float, verifications: float) -> float:
+    """Mean tokens a request gets from a cycle, bonus included.
+
+    ``tokens`` were emitted by ``verifications`` (rows of cycles: a batch of 8 verifies 8 times). 106 tokens in 43
+    verifications are 2.4651 (SGLang report 33518). Raises ZeroDivisionError for no verification.
+    """
+    return tokens / verifications
+
+
+def correct_drafts(tokens: int, verifications: int) -> int:
+    """Drafts that were right: every verification also emitted its bonus."""
+    return tokens - verifications
+
+
+def accept_rate(tokens: int, verifications: int, drafts_proposed_each: int) -> float:
+    """Right drafts over proposed drafts, bonus excluded on both sides: (106 - 43) / (43 * 5) = 0.2930.
+
+    SGLang's own "accept rate" changed its definition three times (report 23530): never compare it across versions.
+    """
+    return correct_drafts(tokens, verifications) / (verifications * drafts_proposed_each)
+
+
+def tokens_from_histogram(correct_drafts_histogram: list[int]) -> tuple[int, int]:
+    """(tokens, verifications) from SGLang's ``spec_correct_drafts_histogram``: index = right drafts, value = rows."""
+    verifications = sum(correct_drafts_histogram)
+    return verifications + sum(i * rows for i, rows in enumerate(correct_drafts_histogram)), verifications
+
+
+def plain_step_ms(baseline_tok_s: float, bs: int) -> float:
+    """Milliseconds of a plain decode step. ``baseline_tok_s`` is the whole batch's rate without a drafter."""
+    return bs / baseline_tok_s * 1e3
+
+
+def tok_s(length: float, cycle_ms: float, bs: int) -> float:
+    """The whole batch's tokens per second at an accept length and a cycle time."""
+    return length * bs / cycle_ms * 1e3
+
+
+def cycle_ms(length: float, batch_tok_s: float, bs: int) -> float:
+    """The cycle time that a measured rate and accept length come to: the period, gaps included."""
+    return length * bs / batch_tok_s * 1e3
+
+
+def break_even(cycle_ms: float, baseline_tok_s: float, bs: int) -> float:
+    """The accept length at which the drafter brings exactly what it costs."""
+    return cycle_ms / plain_step_ms(baseline_tok_s, bs)
+
+
+def gain(batch_tok_s: float, baseline_tok_s: float) -> float:
+    """What the drafter brings, as a fraction of the baseline: -0.27 is 27 % slower than without it."""
+    return batch_tok_s / baseline_tok_s - 1
