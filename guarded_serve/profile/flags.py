@@ -57,17 +57,7 @@ class FlagParser:
         self._parser = _Parser(prog="sglang serve", argument_default=argparse.SUPPRESS, add_help=False)
         self._parser.add_argument("-h", "--help", action=_Help, nargs=0)
         for action in dump.actions:
-            self._parser.add_argument(
-                *action.options,
-                action=_Recorder,
-                sglang=action,
-                dest=action.dest,
-                nargs=action.nargs,
-                const=action.const,
-                type=_type_of(action),
-                choices=None if action.choices is None else list(action.choices),
-                default=argparse.SUPPRESS,
-            )
+            _add(self._parser, action)
 
     def parse(self, argv: Sequence[str]) -> Parsed:
         """What a command line sets. Raises FlagError; unknown flags are an error of an installed SGLang only."""
@@ -82,6 +72,32 @@ class FlagParser:
             return self.parse(tokens).given[action.name].value
         except FlagError as error:
             raise FlagError(re.sub(r"^argument [^:]+: ", "", str(error))) from None
+
+
+def help_text(dump: ParserDump) -> str:
+    """SGLang's flags as its own `--help` shows them, with the first line of each description."""
+    source = "" if dump.installed else " (from a snapshot: SGLang is not installed here)"
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+    group = parser.add_argument_group(f"flags of SGLang {dump.version}{source}")
+    for action in dump.actions:
+        _add(group, action)
+    return parser.format_help().strip("\n") + "\n"
+
+
+def _add(parser: argparse._ActionsContainer, action: Action) -> None:
+    parser.add_argument(
+        *action.options,
+        action=_Recorder,
+        sglang=action,
+        dest=action.dest,
+        nargs=action.nargs,
+        const=action.const,
+        type=_type_of(action),
+        choices=None if action.choices is None else list(action.choices),
+        default=argparse.SUPPRESS,
+        metavar=action.metavar,
+        help=action.help.replace("%", "%%"),
+    )
 
 
 def render(action: Action, value: Any) -> list[str]:

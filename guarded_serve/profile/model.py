@@ -114,7 +114,7 @@ class BreakEven(Section):
 
     baseline_tok_s: dict[Annotated[int, Field(strict=False, ge=1)], Annotated[float, Field(gt=0)]] = _key(
         {},
-        "Tokens per second and request set without drafter, by batch size; `smoke` measures and prints this table.",
+        "Tokens per second of the whole batch without a drafter, by batch size; `smoke` prints this table.",
         unit="tok/s",
         expected="a table from batch size to tokens per second above 0, such as { 1 = 82.0 }",
     )
