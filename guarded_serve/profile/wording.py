@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from guarded_serve.findings import Finding
+
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that a person most likely meant, if one is near; dashes and case do not count."""
@@ -84,3 +86,13 @@ def expected(schema: Mapping[str, Any]) -> str:
         if name in schema
     ]
     return " ".join([text, " and ".join(bounds)]).rstrip() + unit
+
+
+def finding_text(finding: Finding) -> str:
+    """A finding as lines: where and what, then what was expected, what was found and the mend."""
+    lines = [f"{finding.where}: {finding.severity.value}: {finding.message} [{finding.check}]"]
+    for name in ("expected", "found", "remedy"):
+        text = getattr(finding, name)
+        if text is not None:
+            lines.append(f"    {name}: {text}")
+    return "\n".join(lines)
