@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
+from guarded_serve.findings import Finding, Report, Status
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.redact import Redactor
 
@@ -56,6 +58,28 @@ class Lines:
     def error(self, message: str = "", **fields: Any) -> None:
         """As `info`, of level error."""
         self._own("error", message, fields)
+
+    def finding(self, finding: Finding) -> None:
+        """One finding of a check, or a refusal of the engine."""
+        level = finding.severity.value
+        evidence = {name: getattr(finding, name) for name in ("where", "expected", "found", "remedy")}
+        if finding.ignored:
+            evidence["ignored"] = "by preflight.ignore"
+        if self._style is not Format.HUMAN:
+            self._own(level, finding.message, {"check": finding.check, **evidence})
+            return
+        self._own(level, f"{finding.check}: {finding.message}", {})
+        for name, text in evidence.items():
+            if text:
+                self._own("info", f"    {name}: {text}", {})
+
+    def report(self, report: Report) -> None:
+        """What a run of the checks found: every finding, then the count."""
+        for finding in report.findings:
+            self.finding(finding)
+        counts = Counter(outcome.status for outcome in report.outcomes)
+        said = ", ".join(f"{counts[status]} {status.value}" for status in Status if counts[status])
+        self.info(f"{len(report.outcomes)} checks: {said or 'none'}")
 
     def server(self, lines: Iterable[bytes]) -> None:
         """Lines of the server, without their ends, already free of secrets."""

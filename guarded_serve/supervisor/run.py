@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from guarded_serve.exit_codes import ExitCode
-from guarded_serve.findings import Report
+from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.supervisor import death
 from guarded_serve.supervisor.child import become_subreaper
@@ -23,6 +23,7 @@ from guarded_serve.supervisor.lines import Format, Lines
 from guarded_serve.supervisor.loop import Loop, Timer
 from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.output import Output
+from guarded_serve.supervisor.preflight import Gate
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.states import State, may_follow
 from guarded_serve.supervisor.status_line import StatusLine
@@ -32,15 +33,6 @@ _STARTUP_STOP_S = 10.0  # a server that does not serve yet has nothing to drain
 _KILL_S = 10.0  # SIGKILL to everything gone; longer means a process that the kernel cannot end
 _STATUS_LINE_S = 10.0
 _TAIL_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What the checks before a start said. ``show`` is their text for the log; ``code`` is OK when it may start."""
-
-    code: ExitCode
-    report: Report | None = None
-    show: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,8 +130,7 @@ class Supervisor:
         if not isinstance(gate, Gate):
             self._end(State.FAILED, ExitCode.INTERNAL, f"the checks themselves failed: {gate!r}")
             return
-        for line in gate.show.splitlines():
-            self._lines.info(line)
+        self._lines.report(gate.report)
         if gate.code is not ExitCode.OK:
             self._end(State.REFUSED, gate.code, "the checks before the start refused it; nothing was started")
             return
@@ -217,15 +208,14 @@ class Supervisor:
     def _on_refused(self, refusal: Mapping[str, Any]) -> None:
         if self._state not in (State.STARTING, State.PROBING):
             return
-        check, message = str(refusal.get("check", "engine")), str(refusal.get("message", "refused by the engine"))
-        self._lines.error(
-            message,
-            check=check,
-            expected=refusal.get("expected"),
-            found=refusal.get("found"),
-            remedy=refusal.get("remedy"),
+        finding = Finding(
+            str(refusal.get("check", "engine.refused")),
+            Severity.ERROR,
+            str(refusal.get("message", "refused inside the engine")),
+            **{name: str(refusal[name]) for name in ("expected", "found", "remedy") if refusal.get(name)},
         )
-        self._end(State.REFUSED, ExitCode.REFUSED, f"{check}: {message}")
+        self._lines.finding(finding)
+        self._end(State.REFUSED, ExitCode.REFUSED, f"{finding.check}: {finding.message}")
 
     def _on_lost(self, status: int | None, which: str | None) -> None:
         launch = self._launch

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.findings import Finding, Outcome, Report, Severity, Status
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
 from guarded_serve.supervisor.lines import Format
-from guarded_serve.supervisor.run import Gate, Options, supervise
+from guarded_serve.supervisor.preflight import Gate
+from guarded_serve.supervisor.run import Options, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,6 +161,15 @@ class Supervised:
         return left
 
 
+def _gate(code: ExitCode) -> Gate:
+    if code is ExitCode.OK:
+        return Gate(code, Report((Outcome("drafter.map", Status.PASS),)))
+    finding = Finding(
+        "drafter.map", Severity.ERROR, "d2t holds absolute ids", remedy="store differences", exit_code=code
+    )
+    return Gate(code, Report((Outcome("drafter.map", Status.FAIL, (finding,)),)))
+
+
 def _run(request: dict[str, Any]) -> int:
     deployment = Deployment(
         profile=Profile.model_validate(request["profile"]),
@@ -170,7 +181,7 @@ def _run(request: dict[str, Any]) -> int:
 
     def preflight(_: Deployment) -> Gate:
         time.sleep(request["gate_s"])
-        return Gate(ExitCode(request["gate"]), show="gate: looked at everything")
+        return _gate(ExitCode(request["gate"]))
 
     command = (sys.executable, str(Path(__file__).with_name("fake_server.py")), json.dumps(request["scenario"]))
     log_format = Format(request["log_format"]) if request["log_format"] else None

@@ -1,0 +1,67 @@
+"""`guarded-serve launch`, also `python -m guarded_serve.launch_server`: SGLang under guard, flag for flag."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterable
+
+from guarded_serve.exit_codes import ExitCode
+from guarded_serve.findings import Finding
+from guarded_serve.profile.deployment import Deployment
+from guarded_serve.profile.guard_options import GuardOptions, add_guard_options
+from guarded_serve.profile.resolve import resolve_options
+from guarded_serve.supervisor.lines import Format
+from guarded_serve.supervisor.preflight import Gate, preflight
+from guarded_serve.supervisor.redact import Redactor
+from guarded_serve.supervisor.run import SERVER_COMMAND, Options, supervise
+
+SUMMARY = "check everything, start SGLang, and watch over it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The guard's own flags; all others are SGLang's."""
+    add_guard_options(parser)
+
+
+def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
+    """Until the server's end; what to exit with."""
+    from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415
+
+    guard = GuardOptions.from_namespace(options)
+    resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
+    code = resolution.exit_code(strict=guard.strict)
+    _show(resolution.findings)
+    if code is not ExitCode.OK:
+        return code
+    deployment = resolution.deployment
+    if guard.dry_run:
+        print(dry_run(deployment))
+        return ExitCode.OK
+
+    def gate(chosen: Deployment) -> Gate:
+        return preflight(chosen, strict=guard.strict)
+
+    return supervise(deployment, gate, Options(log_format=Format.JSON if guard.log_format == "json" else None))
+
+
+def dry_run(deployment: Deployment) -> str:
+    """The server's environment and command, as one would type them; secrets are masked."""
+    redactor = Redactor.of(deployment)
+    lines = [f"# {note}" for note in deployment.notes]
+    for name, setting in sorted(deployment.environment.items()):
+        lines.append(f"export {name}={shlex.quote(redactor.text(str(setting.value)))}")
+    command = [*SERVER_COMMAND, *deployment.arguments]
+    lines.append(" ".join(shlex.quote(redactor.text(part)) for part in command))
+    return "\n".join(lines)
+
+
+def _show(findings: Iterable[Finding]) -> None:
+    """What is wrong with profile and flags, for a person, on standard error."""
+    for finding in findings:
+        where = f"{finding.where}: " if finding.where else ""
+        print(f"{finding.severity.value}: {where}{finding.message} [{finding.check}]", file=sys.stderr)
+        for name in ("expected", "found", "remedy"):
+            if text := getattr(finding, name):
+                print(f"  {name}: {text}", file=sys.stderr)
