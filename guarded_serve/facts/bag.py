@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from guarded_serve.facts.gpu import GpuFacts
+    from guarded_serve.facts.gpus import GpuFacts
     from guarded_serve.facts.host import HostFacts
+    from guarded_serve.facts.model import ModelFacts
     from guarded_serve.profile.deployment import Deployment
 
 
@@ -22,3 +23,4 @@ class Facts:
     deployment: Deployment
     gpus: GpuFacts | None = None  # None too where the deployment runs on the CPU
     host: HostFacts | None = None
+    model: ModelFacts | None = None

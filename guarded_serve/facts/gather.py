@@ -6,7 +6,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from guarded_serve.facts.bag import Facts
+from guarded_serve.facts.gpus import gather_gpus
 from guarded_serve.facts.host import gather_host
+from guarded_serve.facts.model import gather_models
 
 if TYPE_CHECKING:
     from guarded_serve.profile.deployment import Deployment
@@ -16,5 +18,7 @@ def gather(deployment: Deployment, families: Collection[str]) -> Facts:
     """Everything that the judges of these families read, and nothing more."""
     return Facts(
         deployment=deployment,
+        model=gather_models(deployment) if {"drafter", "target"}.intersection(families) else None,
+        gpus=gather_gpus(deployment) if "gpu" in families else None,
         host=gather_host(deployment) if "host" in families else None,
     )

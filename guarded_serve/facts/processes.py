@@ -17,6 +17,7 @@ from guarded_serve.engine_link import ENVIRONMENT_KEY
 
 PROC = Path("/proc")
 _CONTAINER = re.compile(r"(?:^|[/:-])((?:docker|libpod|crio|cri-containerd)-)?([0-9a-f]{64})(?:\.scope)?(?:$|/)")
+_INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runsvdir", "pause")
 _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
 
 
@@ -42,7 +43,9 @@ class Process:
     unit: str | None = None
     container: str | None = None
     other_pid_namespace: bool = False
-    launch_id: str | None = None  # of the guarded launch whose marker is in its environment
+    exe: str | None = None  # where this user may read it
+    launch_id: str | None = None  # of the guarded launch whose marker is in its environment (setproctitle wipes it)
+    launch_socket: str | None = None  # the launcher's socket, bound as long as that launcher lives
     unseen: tuple[str, ...] = ()
 
     @property
@@ -54,6 +57,13 @@ class Process:
     def is_sglang(self) -> bool:
         """Whether it carries a title that SGLang gives its children (`sglang::scheduler` and its like)."""
         return self.title.startswith("sglang::")
+
+    @property
+    def adopts_orphans(self) -> bool:
+        """Whether it is an init or another reaper, and so cannot be the Python program that spawned a scheduler."""
+        if self.exe is not None:
+            return not Path(self.exe).name.startswith(("python", "pypy"))
+        return Path(self.title.split(" ")[0] or "?").name in _INITS
 
     def describe(self) -> str:
         """One phrase that a person can act on."""
@@ -112,6 +122,7 @@ def read_process(pid: int, root: Path = PROC) -> Process:
         unseen.append("namespace")
     uid = _uid(folder)
     cgroup = _cgroup(folder)
+    marker = _marker(environment or "")
     return Process(
         pid=pid,
         state=fields[0],
@@ -126,7 +137,9 @@ def read_process(pid: int, root: Path = PROC) -> Process:
         unit=_unit(cgroup),
         container=_container(cgroup),
         other_pid_namespace=None not in (namespace, own) and namespace != own,
-        launch_id=_launch_id(environment or ""),
+        exe=_link(folder / "exe"),
+        launch_id=marker.get("launch_id"),
+        launch_socket=marker.get("socket"),
         unseen=tuple(unseen),
     )
 
@@ -202,13 +215,20 @@ def _container(cgroup: str | None) -> str | None:
     return match.group(2) if match else None
 
 
-def _launch_id(environment: str) -> str | None:
+def _marker(environment: str) -> dict[str, str]:
+    """The strings of the guard's marker (engine_link.EngineSettings), or nothing."""
     for entry in environment.split("\0"):
         key, _, value = entry.partition("=")
         if key == ENVIRONMENT_KEY:
             try:
-                found = json.loads(value)["launch_id"]
-            except (ValueError, KeyError, TypeError):
-                return None
-            return found if isinstance(found, str) else None
-    return None
+                settings = json.loads(value)
+            except ValueError:
+                return {}
+            return {k: v for k, v in settings.items() if isinstance(v, str)} if isinstance(settings, dict) else {}
+    return {}
+
+
+def unix_sockets(root: Path = PROC) -> frozenset[str]:
+    """The paths of all bound Unix sockets; a path that is missing here has no process behind it."""
+    lines = (_text(root / "net" / "unix") or "").splitlines()[1:]
+    return frozenset(fields[7] for fields in (line.split(maxsplit=7) for line in lines) if len(fields) == 8)
