@@ -122,9 +122,7 @@ def _render_switch(action: Action, value: Any) -> list[str]:
     if action.default:
         raise Mismatch("true: SGLang has no flag that turns it off")
     if action.default is None:
-        raise Mismatch(
-            "true: SGLang decides by itself where it is not set, and has no flag for false", "leave the key out"
-        )
+        raise Mismatch("true or absent: SGLang decides by itself then, and has no flag for false", "leave the key out")
     return []
 
 
@@ -134,7 +132,10 @@ def _render_list(action: Action, value: Any) -> list[str]:
         raise Mismatch(f"a list, each {element}", f"write [{found(value).rpartition(' (')[0]}]")
     if not value and action.nargs == "+":
         raise Mismatch(f"a list with at least one element, each {element}", "leave the key out")
-    tokens = [_token(action, item) for item in value]
+    try:
+        tokens = [_token(action, item) for item in value]
+    except Mismatch as mismatch:
+        raise Mismatch(f"a list, each {mismatch.expected}", mismatch.remedy) from None
     if len(tokens) == 1 and _looks_like_option(tokens[0]):
         return [f"{action.flag}={tokens[0]}"]
     dashed = [token for token in tokens if _looks_like_option(token)]
@@ -178,6 +179,8 @@ def _requote(action: Action, value: Any) -> str | None:
 def _expected_scalar(action: Action) -> str:
     if action.choices:
         return f"one of {listed(action.choices)}"
+    if "LoRAPathAction" in action.classes:
+        return "a string or a table"
     return {
         "int": "an integer",
         "human_readable_int": 'an integer, or a string such as "64k" or "1Mi"',

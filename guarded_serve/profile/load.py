@@ -81,8 +81,8 @@ def load_profile(path: Path) -> LoadedProfile:
         return _unreadable(path, "profile.file", f"{shown} cannot be read: {error.strerror}", ExitCode.PROFILE, None)
 
     text = text.replace("\r\n", "\n")
-    document, syntax = _parse(text, shown)
-    lines = find_lines(text)
+    document, syntax, sound = _parse(text, shown)
+    lines = find_lines(sound)
     loaded = LoadedProfile(path=path, shown=shown, document=document, lines=lines)
     profile, invalid = _validate(loaded)
     findings = sorted((*syntax, *invalid), key=lambda finding: _line(finding.where))
@@ -111,30 +111,33 @@ def _like(path: Path) -> str:
     return "`guarded-serve profile new` writes one from SGLang flags"
 
 
-def _parse(text: str, shown: str) -> tuple[dict[str, Any], list[Finding]]:
-    """Parse TOML; after a syntax error, blank the broken statement and go on, so that later ones are found too."""
+def _parse(text: str, shown: str) -> tuple[dict[str, Any], list[Finding], str]:
+    """Parse TOML; after a syntax error, blank the broken statement and go on, so that later ones are found too.
+
+    Returns the document, the errors, and the text less what is broken.
+    """
     findings: list[Finding] = []
     remaining = text.split("\n")
     while True:
         source = "\n".join(remaining)
         try:
-            return tomllib.loads(source), findings
+            return tomllib.loads(source), findings, source
         except tomllib.TOMLDecodeError as error:
             message, line = _syntax(error, len(remaining))
+        first, last = _broken(remaining, find_lines(source), line)
         findings.append(
             Finding(
                 "profile.syntax",
                 Severity.ERROR,
                 f"not valid TOML: {message}",
-                found=text.split("\n")[line - 1].strip()[:80] or None,
-                where=f"{shown}:{line}",
+                found=text.split("\n")[first - 1].strip()[:80] or None,
+                where=f"{shown}:{first}",
                 remedy='strings need quotes ("..."), keys are written `key = value`, each table and key stands once',
                 exit_code=ExitCode.PROFILE,
             )
         )
-        first, last = _broken(remaining, find_lines(source), line)
         if len(findings) >= _MOST_SYNTAX_ERRORS or not any(part.strip() for part in remaining[first - 1 : last]):
-            return {}, findings
+            return {}, findings, ""
         remaining[first - 1 : last] = [""] * (last - first + 1)
 
 

@@ -41,7 +41,9 @@ class About(Section):
 class Gpus(Section):
     """Which GPUs, and what counts as empty."""
 
-    devices: Literal["visible"] | Annotated[tuple[int | str, ...], Field(strict=False, min_length=1)] = _key(
+    devices: (
+        Literal["visible"] | Annotated[tuple[Annotated[int, Field(ge=0)] | str, ...], Field(strict=False, min_length=1)]
+    ) = _key(
         VISIBLE,
         'The GPUs to use: "visible" (what CUDA_VISIBLE_DEVICES leaves) or a list of indices in PCI order, UUIDs or '
         "unique UUID prefixes.",

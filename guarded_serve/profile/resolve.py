@@ -107,7 +107,12 @@ class _Resolver:
         if known_checks is not None:
             self.findings.extend(unknown_ignores(self.loaded, known_checks))
             self.findings.extend(self._unknown_flag_ignores(known_checks))
-        return Resolution(deployment, tuple(self.findings))
+        return Resolution(deployment, tuple(sorted(self.findings, key=self._place)))
+
+    def _place(self, finding: Finding) -> int:
+        """Order of findings: what concerns no line of the profile first, then line by line."""
+        file, _, line = (finding.where or "").rpartition(":")
+        return int(line) if file and file == self.loaded.shown and line.isdigit() else 0
 
     def _dump(self) -> ParserDump:
         try:
@@ -198,16 +203,19 @@ class _Resolver:
             return tokens, self.parser.parse_setting(action, tokens)
         except FlagError as error:
             near = nearest(str(value), map(str, action.choices)) if action.choices else None
-            remedy = f"did you mean {literal(near)}?" if near else None if action.choices else str(error)
-            self._server_error("profile.value", key, value, expected_value(action), remedy)
+            remedy = f"did you mean {literal(near)}?" if near else None
+            reason = None if action.choices else str(error)
+            self._server_error("profile.value", key, value, expected_value(action), remedy, reason)
             return None
 
-    def _server_error(self, check: str, key: str, value: Any, expected: str, remedy: str | None) -> None:
+    def _server_error(
+        self, check: str, key: str, value: Any, expected: str, remedy: str | None, reason: str | None = None
+    ) -> None:
         self.findings.append(
             self.loaded.error(
                 check,
                 ("server", key),
-                f"server.{key} is {literal(value)}; it must be {expected}",
+                f"server.{key} is {literal(value)}; it must be {expected}" + (f" ({reason})" if reason else ""),
                 expected=expected,
                 found=found(value),
                 remedy=remedy,
@@ -305,7 +313,9 @@ class _Resolver:
     def _require_model(self, server: Mapping[str, Setting]) -> None:
         broken = any(finding.check in ("profile.syntax", "profile.file") for finding in self.findings)
         flags_broken = any(finding.check == "profile.flags" for finding in self.findings)
-        wrong = any(self._name_of(key) == "model_path" for key in self.loaded.profile.server)
+        wrong = any(self._name_of(key) == "model_path" for key in self.loaded.profile.server) or not isinstance(
+            self.loaded.document.get("server", {}), dict
+        )
         if "model_path" in server or broken or flags_broken or wrong:
             return
         by_profile = self.loaded.path is not None

@@ -54,7 +54,7 @@ def _head(deployment: Deployment, dump: ParserDump, name: str | None) -> Iterato
             continue
         action = dump.by_name.get(key)
         yield from _comment(action.help if action else "")
-        yield f"{toml_key(action.keys[0] if action and action.keys else key)} = {toml_value(setting.value)}"
+        yield f"{toml_key(action.keys[0] if action else key)} = {_setting(setting.value)}"
     yield from ("", "[env]  # for the server process only")
     yield from (f"{toml_key(key)} = {toml_value(value)}" for key, value in deployment.profile.env.items())
 
@@ -76,6 +76,26 @@ def _sections(profile: Profile) -> Iterator[str]:
                 yield f"{key} = {toml_value(value)}"
             else:
                 yield f"# {key} = {toml_value(value)}"
+
+
+def _setting(value: Any) -> str:
+    """A setting as TOML; JSON with nulls, which TOML lacks, as a string of JSON."""
+    settled = _settled(value)
+    try:
+        return toml_value(settled)
+    except TypeError:
+        return toml_value(json.dumps(settled, ensure_ascii=False))
+
+
+def _settled(value: Any) -> Any:
+    """The value with ./ and ../ made absolute: on a command line they meant the working folder, not the profile's."""
+    if isinstance(value, Mapping):
+        return {key: _settled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_settled(item) for item in value]
+    if isinstance(value, str) and value.startswith(("./", "../")):
+        return str(Path.cwd() / value)
+    return value
 
 
 def _comment(text: str) -> Iterator[str]:
