@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from guarded_serve.facts.gpus import GpuFacts
     from guarded_serve.facts.host import HostFacts
     from guarded_serve.facts.model import ModelFacts
+    from guarded_serve.findings import Finding
     from guarded_serve.profile.deployment import Deployment
 
 
@@ -24,3 +25,4 @@ class Facts:
     gpus: GpuFacts | None = None  # None too where the deployment runs on the CPU
     host: HostFacts | None = None
     model: ModelFacts | None = None
+    configuration: tuple[Finding, ...] = ()  # what reading profile and flags found

@@ -1,0 +1,221 @@
+"""A safetensors header read by hand and checked as the safetensors library checks it, without opening the data.
+
+Layout: 8 bytes little-endian header length N, N bytes of JSON ``{name: {dtype, shape, data_offsets}}``, then the data,
+which the tensors must cover without hole, overlap or rest (safetensors 0.4 to 0.6, ``Metadata::validate``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guarded_serve.checkpoint.files import (
+    LFS_MAGIC,
+    Unreadable,
+    lfs_pointer,
+    parse_json,
+    read_bytes,
+    regular_size,
+)
+from guarded_serve.checkpoint.problem import Problem
+
+HEADER_LIMIT = 8 * 2**20
+"""Longest header that is parsed, in bytes (the library's own limit is 100 MB): the largest published ones are far
+below 1 MiB, and JSON of this size already unfolds to some 170 MiB."""
+MAX_RANK = 16
+DTYPE_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+COPY_REMEDY = "copy or download the file again, and compare its size and sha256 with the source"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor's place. ``start`` and ``end`` count bytes from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return _product(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file: what could be read of it, and what is wrong with it."""
+
+    path: Path
+    size: int = 0
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+def read_shard(path: Path) -> Shard:
+    """Read and check one header. Never raises, never reads more than the header."""
+    try:
+        size = regular_size(path)
+        header_length, header = _header(path, size)
+        parsed = parse_json(header, path)
+    except Unreadable as unreadable:
+        return Shard(path, problems=(unreadable.problem,))
+    if not isinstance(parsed, dict):
+        return Shard(path, size, problems=(Problem("bad-header", f"{path.name}: its header is not an object", path),))
+    problems: list[Problem] = []
+    metadata = _metadata(parsed.pop("__metadata__", None), path, problems)
+    if header.count(b'"data_offsets"') != len(parsed):
+        problems += _duplicates(header, path)
+    data_start = 8 + header_length
+    tensors = {}
+    for name, entry in parsed.items():
+        tensor = _tensor(name, entry, path, data_start, problems)
+        if tensor is not None:
+            tensors[name] = tensor
+    if len(tensors) == len(parsed):
+        problems += _coverage(tensors, path, size, data_start)
+    return Shard(path, size, tensors, metadata, tuple(problems))
+
+
+def _header(path: Path, size: int) -> tuple[int, bytes]:
+    start = read_bytes(path, limit=512, length=min(size, 512))
+    if start.startswith(LFS_MAGIC):
+        raise Unreadable(lfs_pointer(path, start))
+    if size < 8:
+        raise Unreadable(
+            Problem("truncated", f"{path.name} has {size} bytes, too few for a header", path, remedy=COPY_REMEDY)
+        )
+    length = int.from_bytes(start[:8], "little")
+    if length > size - 8:
+        kind, remedy = ("truncated", COPY_REMEDY)
+        message = f"{path.name} promises a header of {length} bytes, but {max(size - 8, 0)} bytes follow"
+        if start[8:9] != b"{":
+            kind, message = "not-safetensors", f"{path.name} does not begin like a safetensors file"
+        raise Unreadable(
+            Problem(kind, message, path, expected=f"{length + 8} bytes or more", found=f"{size} bytes", remedy=remedy)
+        )
+    if length > HEADER_LIMIT:
+        raise Unreadable(
+            Problem(
+                "header-too-long",
+                f"{path.name} promises a header of {length} bytes; the guard reads at most {HEADER_LIMIT}",
+                path,
+            )
+        )
+    header = read_bytes(path, limit=HEADER_LIMIT, offset=8, length=length)
+    if not header.startswith(b"{"):
+        raise Unreadable(Problem("not-safetensors", f"{path.name} does not begin like a safetensors file", path))
+    return length, header
+
+
+def _metadata(raw: Any, path: Path, problems: list[Problem]) -> dict[str, str]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict) or not all(isinstance(value, str) for value in raw.values()):
+        problems.append(Problem("bad-header", f"{path.name}: __metadata__ is not a map of strings", path))
+        return {}
+    return raw
+
+
+def _tensor(name: str, entry: Any, path: Path, data_start: int, problems: list[Problem]) -> Tensor | None:
+    def bad(message: str, **evidence: str) -> None:
+        problems.append(Problem("bad-header", f"{path.name}: {short(name)}: {message}", path, name, **evidence))
+
+    if not isinstance(entry, dict):
+        bad("its entry is not an object")
+        return None
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        bad(f"unknown dtype {short(repr(dtype))}")
+        return None
+    if not _is_sizes(shape) or len(shape) > MAX_RANK:
+        bad(f"its shape is not a list of at most {MAX_RANK} sizes: {short(repr(shape))}")
+        return None
+    if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        bad(f"its data_offsets are not [begin, end]: {short(repr(offsets))}")
+        return None
+    expected = (_product(shape) * DTYPE_BITS[dtype] + 7) // 8
+    if offsets[1] - offsets[0] != expected:
+        bad(
+            f"{dtype} {list(shape)} needs {expected} bytes, its offsets span {offsets[1] - offsets[0]}",
+            expected=f"{expected} bytes",
+            found=f"{offsets[1] - offsets[0]} bytes",
+        )
+        return None
+    return Tensor(name, dtype, tuple(shape), path, data_start + offsets[0], data_start + offsets[1])
+
+
+def _coverage(tensors: Mapping[str, Tensor], path: Path, size: int, data_start: int) -> list[Problem]:
+    """The data must be covered from its first byte to the file's last."""
+    at = data_start
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.start, tensor.end)):
+        if tensor.start != at:
+            what = "overlaps the tensor before it" if tensor.start < at else "leaves a hole before it"
+            message = f"{path.name}: {short(tensor.name)} {what} (starts at {tensor.start}, expected {at})"
+            return [Problem("bad-offsets", message, path, tensor.name, str(at), str(tensor.start), COPY_REMEDY)]
+        at = tensor.end
+    if size == at:
+        return []
+    kind = "truncated" if size < at else "trailing-bytes"
+    message = (
+        f"{path.name} is {at - size} bytes shorter than its header says"
+        if size < at
+        else f"{path.name} has {size - at} bytes after the last tensor"
+    )
+    return [Problem(kind, message, path, expected=f"{at} bytes", found=f"{size} bytes", remedy=COPY_REMEDY)]
+
+
+def _duplicates(header: bytes, path: Path) -> list[Problem]:
+    """Names that stand in the header twice (the last one wins in every JSON reader)."""
+    twice: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) != len(items):
+            seen: set[str] = set()
+            twice.extend(name for name, _ in items if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        return found
+
+    json.loads(header, object_pairs_hook=pairs)
+    return [
+        Problem("duplicate-name", f"{path.name}: {short(name)} stands in the header twice", path, name)
+        for name in dict.fromkeys(twice)
+    ]
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
+
+
+def _product(shape: tuple[int, ...] | list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def short(text: str, width: int = 120) -> str:
+    """Text from a file, made printable and cut to ``width`` characters."""
+    printable = text if text.isprintable() else repr(text)
+    return printable if len(printable) <= width else printable[: width - 3] + "..."

@@ -1,0 +1,159 @@
+"""All weights of a model folder: the files that SGLang would load, their tensors by name, and what is wrong.
+
+The choice of files follows SGLang's `model_loader/loader.py` (`_prepare_weights`): every `*.safetensors` in the folder,
+cut down to those that an index names, else pickles.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guarded_serve.checkpoint.files import Unreadable, read_json
+from guarded_serve.checkpoint.problem import Problem
+from guarded_serve.checkpoint.safetensors import COPY_REMEDY, Shard, Tensor, read_shard
+
+INDEX_NAME = "model.safetensors.index.json"
+INDEX_LIMIT = 64 * 2**20
+"""Longest index that is parsed, in bytes. Kimi-K2.5's has some 200,000 names."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of one folder, by the name they have on disk."""
+
+    directory: Path
+    shards: tuple[Shard, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    pickles: tuple[Path, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def read_weights(directory: Path) -> Weights:
+    """Read every header of a folder. Never raises; a folder without weights is a problem."""
+    try:
+        names = sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
+    except (OSError, ValueError) as error:
+        problem = Problem("unreadable", f"{directory} cannot be listed: {getattr(error, 'strerror', error)}", directory)
+        return Weights(directory, problems=(problem,))
+    problems: list[Problem] = []
+    files = [name for name in names if name.endswith(".safetensors")]
+    promised = _index(directory / INDEX_NAME, problems) if INDEX_NAME in names else None
+    if promised is not None:
+        wanted = set(promised.values())
+        problems += _missing_shards(directory, wanted - set(names), promised)
+        problems += _unlisted(directory, [name for name in files if name not in wanted])
+        files = [name for name in files if name in wanted]
+    shards = tuple(read_shard(directory / name) for name in files)
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        problems += shard.problems
+        for name, tensor in shard.tensors.items():
+            if name in tensors:
+                message = f"{name} is in {tensors[name].path.name} and in {shard.path.name}"
+                problems.append(Problem("duplicate-name", message, shard.path, name))
+            tensors[name] = tensor
+    if promised is not None:
+        problems += _broken_promises(directory, promised, shards)
+    pickles = tuple(
+        directory / name
+        for name in names
+        if name.endswith(PICKLES) and name not in _NOT_WEIGHTS and (directory / name).is_file()
+    )
+    if not shards and not problems:
+        problems.append(_nothing(directory, pickles))
+    return Weights(directory, shards, tensors, pickles, tuple(problems))
+
+
+def _index(path: Path, problems: list[Problem]) -> dict[str, str] | None:
+    """Tensor name to file name, or None where the index cannot be used."""
+    try:
+        raw: Any = read_json(path, limit=INDEX_LIMIT)
+    except Unreadable as unreadable:
+        problems.append(unreadable.problem)
+        return None
+    entries = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(entries, dict) or not all(isinstance(file, str) for file in entries.values()):
+        problems.append(Problem("bad-index", f"{path.name} has no weight_map of names to files", path))
+        return None
+    outside = {file for file in set(entries.values()) if "/" in file or file in ("", ".", "..") or "\0" in file}
+    if outside:
+        message = f"{path.name} names files outside its folder: {', '.join(sorted(map(repr, outside))[:3])}"
+        problems.append(Problem("bad-index", message, path))
+        return None
+    return entries
+
+
+def _missing_shards(directory: Path, missing: set[str], promised: Mapping[str, str]) -> list[Problem]:
+    return [
+        Problem(
+            "missing-shard",
+            f"{name} is listed in {INDEX_NAME} ({sum(file == name for file in promised.values())} tensors) "
+            "but is not in the folder",
+            directory / name,
+            remedy=COPY_REMEDY,
+        )
+        for name in sorted(missing)
+    ]
+
+
+def _unlisted(directory: Path, unlisted: list[str]) -> list[Problem]:
+    return [
+        Problem(
+            "unlisted-shard",
+            f"{name} is in the folder but not in {INDEX_NAME}: SGLang does not load it",
+            directory / name,
+            remedy=f"correct {INDEX_NAME}, or remove the file",
+        )
+        for name in unlisted
+    ]
+
+
+def _broken_promises(directory: Path, promised: Mapping[str, str], shards: tuple[Shard, ...]) -> list[Problem]:
+    """Tensors that the index puts into a shard that lacks them, and the reverse; the first of each kind a shard."""
+    by_file = {shard.path.name: shard for shard in shards if shard.tensors}
+    absent: dict[str, list[str]] = {}
+    for name, file in promised.items():
+        shard = by_file.get(file)
+        if shard is not None and name not in shard.tensors:
+            absent.setdefault(file, []).append(name)
+    problems = [
+        Problem(
+            "index-contradiction",
+            f"{INDEX_NAME} puts {names[0]}{_more(names)} into {file}, which does not hold {_it(names)}",
+            directory / file,
+            names[0],
+            remedy=COPY_REMEDY,
+        )
+        for file, names in absent.items()
+    ]
+    for file, shard in by_file.items():
+        extra = [name for name in shard.tensors if name not in promised]
+        if extra:
+            message = f"{file} holds {extra[0]}{_more(extra)}, of which {INDEX_NAME} says nothing"
+            problems.append(Problem("index-incomplete", message, directory / file, extra[0]))
+    return problems
+
+
+def _nothing(directory: Path, pickles: tuple[Path, ...]) -> Problem:
+    if pickles:
+        return Problem(
+            "pickle-only",
+            f"{directory} has weights as a pickle only ({pickles[0].name}), which the guard does not open",
+            directory,
+            remedy="convert it to safetensors",
+        )
+    return Problem("no-weights", f"{directory} holds no safetensors file", directory)
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _it(names: list[str]) -> str:
+    return "them" if len(names) > 1 else "it"

@@ -1,0 +1,72 @@
+"""The target's folder: there, readable, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from guarded_serve.checks.interface import Check, Skip, check
+from guarded_serve.checks.model_facts import flag, from_problems, models, target_config
+from guarded_serve.engine_rules.capture import shift_rule
+from guarded_serve.exit_codes import ExitCode
+from guarded_serve.findings import Finding
+
+if TYPE_CHECKING:
+    from guarded_serve.facts.bag import Facts
+
+
+@check("target.path", exit_code=ExitCode.MISSING)
+def path(self: Check, facts: Facts) -> Iterator[Finding]:
+    """The target is a folder on disk, or a hub id that can be resolved."""
+    target = models(facts).target
+    if target.missing is not None:
+        yield self.error(
+            f"the target is not there: {target.missing.message}",
+            expected="a model folder or a hub id",
+            found=target.given,
+            where=target.origin or None,
+            remedy=f"correct {flag(target.setting)}",
+        )
+
+
+@check("target.config", needs=("target.path",))
+def config(self: Check, facts: Facts) -> Iterator[Finding]:
+    """The target's config.json can be read and its sizes are sizes."""
+    target = models(facts).target
+    if target.config is None:
+        raise Skip("there is no target folder")
+    yield from from_problems(self, target.config.problems)
+
+
+@check("target.weights", needs=("target.path",), source="sglang 32279; OmniParser 34, PersuGPT 2, vmlx-swift 217")
+def weights(self: Check, facts: Facts) -> Iterator[Finding]:
+    """Every shard of the target is there and as long as its header says."""
+    target = models(facts).target
+    if target.weights is None:
+        raise Skip("the target's weights are not fetched yet; SGLang fetches them at its start")
+    # A target may be a pickle or GGUF that SGLang loads: its own business.
+    yield from from_problems(self, target.weights.problems, warn=("unlisted-shard", "index-incomplete", "pickle-only"))
+
+
+@check(
+    "target.captures_layers",
+    needs=("target.config",),
+    source="srt/models/*: set_eagle3_layers_to_capture",
+)
+def captures_layers(self: Check, facts: Facts) -> Iterator[Finding]:
+    """Under EAGLE3, the target's class is one that hands its layers' states to a drafter."""
+    model = models(facts)
+    if model.algorithm != "EAGLE3":
+        raise Skip(f"the rule is EAGLE3's; the algorithm is {model.algorithm or 'none'}")
+    name = target_config(facts).architecture
+    if name is None:
+        yield self.error("the target's config.json names no architecture", remedy="add `architectures` to it")
+    elif shift_rule(name, model.version) is None:
+        yield self.warning(
+            f"which layers {name} captures for an EAGLE-3 drafter is not known to these rules",
+            found=name,
+            remedy="the load gate and the probe will judge it; watch the accept length",
+        )
+
+
+CHECKS = (path, config, weights, captures_layers)

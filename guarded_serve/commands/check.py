@@ -1,0 +1,77 @@
+"""`guarded-serve check`: gate 1 alone. Needs neither GPU nor SGLang nor torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from importlib import import_module
+
+from guarded_serve.checks.formats import FORMATS
+from guarded_serve.checks.interface import FAMILIES
+from guarded_serve.exit_codes import ExitCode
+from guarded_serve.findings import Report
+
+SUMMARY = "judge profile, drafter, target, GPUs and host without starting anything"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's own flags; SGLang's follow."""
+    parser.add_argument(
+        "--only",
+        metavar="FAMILY,...",
+        type=families,
+        default=FAMILIES,
+        help=f"only these families of checks, of {', '.join(FAMILIES)}",
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: %(default)s)")
+    parser.add_argument("--strict", action="store_true", help="count warnings as errors")
+    parser.add_argument("--list", action="store_true", help="print every check's name and rule, and end")
+
+
+def families(text: str) -> tuple[str, ...]:
+    """``gpu,host`` to names; raises argparse's error for an unknown one."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in FAMILIES]
+    if unknown or not names:
+        wrong = f"no such family: {', '.join(unknown)}" if unknown else "no family named"
+        raise argparse.ArgumentTypeError(f"{wrong}; choose from {', '.join(FAMILIES)}")
+    return names
+
+
+def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
+    """Gather, judge, print; returns the exit code."""
+    if options.list:
+        sys.stdout.write(listing(options.only))
+        return ExitCode.OK
+    from guarded_serve.checks.registry import CHECKS, checks_of  # noqa: PLC0415 - `--help` needs none of it
+    from guarded_serve.checks.runner import exit_code, run_checks  # noqa: PLC0415
+    from guarded_serve.facts.gather import gather  # noqa: PLC0415
+    from guarded_serve.profile.resolve import resolve_options  # noqa: PLC0415
+
+    resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
+    deployment = resolution.deployment
+    facts = replace(gather(deployment, options.only), configuration=resolution.findings)
+    report = run_checks(checks_of(options.only), facts, deployment.profile.preflight.ignore)
+    code = exit_code(report, strict=options.strict)
+    sys.stdout.write(rendered(report, code, options.format))
+    return code
+
+
+def rendered(report: Report, code: ExitCode, form: str) -> str:
+    """The report in one of `FORMATS`."""
+    return str(import_module(f"guarded_serve.checks.formats.as_{form}").render(report, code))
+
+
+def listing(only: tuple[str, ...]) -> str:
+    """Every check of these families: name, rule, where the rule comes from."""
+    from guarded_serve.checks.registry import checks_of  # noqa: PLC0415 - imports every family
+
+    checks = checks_of(only)
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.name:<{width}}  {check.summary}")
+        if check.source:
+            lines.append(f"{'':<{width}}  source: {check.source}")
+    return "\n".join(lines) + "\n"
