@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding
 from guarded_serve.profile.deployment import Deployment
-from guarded_serve.profile.guard_options import GuardOptions, add_guard_options
+from guarded_serve.profile.guard_options import GuardOptions
 from guarded_serve.profile.resolve import resolve_options
 from guarded_serve.supervisor.lines import Format
 from guarded_serve.supervisor.preflight import Gate, preflight
@@ -21,8 +21,7 @@ SUMMARY = "check everything, start SGLang, and watch over it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The guard's own flags; all others are SGLang's."""
-    add_guard_options(parser)
+    """None of its own: the guard's flags come with every command, all others are SGLang's."""
 
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:

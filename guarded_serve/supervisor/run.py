@@ -208,11 +208,14 @@ class Supervisor:
     def _on_refused(self, refusal: Mapping[str, Any]) -> None:
         if self._state not in (State.STARTING, State.PROBING):
             return
+        said = {name: str(text) for name, text in refusal.items() if text is not None}
         finding = Finding(
-            str(refusal.get("check", "engine.refused")),
+            said.get("check", "engine.refused"),
             Severity.ERROR,
-            str(refusal.get("message", "refused inside the engine")),
-            **{name: str(refusal[name]) for name in ("expected", "found", "remedy") if refusal.get(name)},
+            said.get("message", "refused inside the engine"),
+            expected=said.get("expected"),
+            found=said.get("found"),
+            remedy=said.get("remedy"),
         )
         self._lines.finding(finding)
         self._end(State.REFUSED, ExitCode.REFUSED, f"{finding.check}: {finding.message}")
