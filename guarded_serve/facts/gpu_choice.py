@@ -151,7 +151,7 @@ def _visible(environment: Mapping[str, str], cards: Sequence[Card], notes: list[
         )
     _refuse_twice(devices, f"{VISIBLE}={text}", ExitCode.USAGE)
     fastest_first = environment.get(ORDER, "FASTEST_FIRST") == "FASTEST_FIRST"
-    mixed = len({card.name for card in cards}) > 1
+    mixed = len({card.name for card in cards if card.name}) > 1
     if fastest_first and mixed and any(token.isdigit() for token in tokens):
         notes.append(
             f"{VISIBLE}={text} is read in PCI order, as nvidia-smi shows it; CUDA alone would number these "

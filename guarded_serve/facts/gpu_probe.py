@@ -9,6 +9,7 @@ Each field is ``{"value": ...}``, ``{"not_supported": TEXT, "code": N}`` or ``{"
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import sys
@@ -112,7 +113,10 @@ def _fabric(nvml: Nvml, handle: Any) -> Field:
         return {"not_supported": "this pynvml has no c_nvmlGpuFabricInfo_t", "code": _FUNCTION_NOT_FOUND}
     info = structure()
     return nvml.ask(
-        "nvmlDeviceGetGpuFabricInfo", handle, info, read=lambda _: {"state": info.state, "status": info.status}
+        "nvmlDeviceGetGpuFabricInfo",
+        handle,
+        ctypes.byref(info),
+        read=lambda _: {"state": info.state, "status": info.status},
     )
 
 
