@@ -132,6 +132,8 @@ class _Resolver:
         try:
             parsed = self.parser.parse(self.flags)
         except FlagError as error:
+            if self.flags[-1:] == ("--config",):
+                return {}  # SGLang looks for the config file before it parses, and says so
             self._usage("profile.flags", str(error), where="command line", remedy=self._like_flag(str(error)))
             return {}
         if parsed.unknown:
@@ -269,6 +271,8 @@ class _Resolver:
         code = ExitCode.PROFILE if by_profile else ExitCode.USAGE
         path: str | None = None
         settings: dict[str, Setting] = {}
+        if self.flags.count("--config") and any(finding.check == "profile.flags" for finding in self.findings):
+            return {}  # the command line as a whole is refused already
         try:
             path = config_path(argv)
             for entry in read_config(path, self.dump) if path else ():
