@@ -22,7 +22,8 @@ HELLO = "hello"  # role, sglang version, hooks: {target: "applied" | reason it i
 DRAFTER_LOADED = "drafter-loaded"
 SETTINGS = "settings"
 REFUSED = "refused"  # check, message, expected, found, remedy
-BEAT = "beat"  # once a second: clock, dropped, lost, faults, problem, totals by batch size (see `timing.totals`)
+BEAT = "beat"  # once a second: clock, dropped, lost, faults, problem, totals by batch size (see `timing.totals`),
+# forwards (SGLang's count of forward passes, prefill included), busy (one began since the scheduler last had no work)
 FAULT = "fault"  # an error of ours inside the engine, which went on: faults (how many so far), message
 
 

@@ -80,6 +80,7 @@ def _start(settings: EngineSettings, events: Events, scheduler: Any) -> None:
     telemetry = Telemetry(events, Path(settings.control), cycle_file)
     clock = CycleClock(timer, telemetry.take, rank=rank, plain=name == PLAIN_WORKER, wall=time.time)
     telemetry.clock = clock
+    telemetry.scheduler = scheduler
     hooks = {BUILD: APPLIED, **install(clock_hooks(clock, WORKERS[name]))}
     telemetry.start()
     atexit.register(telemetry.stop)

@@ -50,6 +50,7 @@ class CycleClock:
         self.faults = 0
         self.last_fault = ""
         self.prefill_tokens = 0
+        self.idle_forward: int | None = None  # SGLang's count of forward passes when the scheduler last had no work
         self._emit = emit
         self._rank = rank
         self._plain = plain

@@ -171,23 +171,25 @@ def _results(clock: CycleClock) -> Hook:
 
 
 def _idle(clock: CycleClock) -> Hook:
-    def idle(original: Hook, *args: Any, **kwargs: Any) -> Any:
+    def idle(original: Hook, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            clock.idle_forward = scheduler.forward_ct
             clock.interrupt()
             clock.poll()
         except Exception as error:
             clock.fault(error)
-        return original(*args, **kwargs)
+        return original(scheduler, *args, **kwargs)
 
     return idle
 
 
 def _pause(clock: CycleClock) -> Hook:
-    def pause(original: Hook, *args: Any, **kwargs: Any) -> Any:
+    def pause(original: Hook, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            clock.idle_forward = scheduler.forward_ct  # the loop turns on without work, and does not call itself idle
             clock.interrupt()
         except Exception as error:
             clock.fault(error)
-        return original(*args, **kwargs)
+        return original(scheduler, *args, **kwargs)
 
     return pause

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from guarded_serve.engine.clock import CycleClock
 from guarded_serve.engine.cycle_file import CycleFile
@@ -30,6 +31,7 @@ class Telemetry:
 
     def __init__(self, events: Events, control: Path, cycle_file: CycleFile | None) -> None:
         self.clock: CycleClock | None = None  # set before `start`
+        self.scheduler: Any = None  # SGLang's, for its count of forward passes; set before `start`
         self.totals = Totals()
         self.dropped = 0  # records that found the queue full
         self._events = events
@@ -90,8 +92,11 @@ class Telemetry:
             self._faults_told = clock.faults
             self._events.send(FAULT, faults=clock.faults, message=clock.last_fault)
         self.totals.prefill_tokens = clock.prefill_tokens
+        forwards = getattr(self.scheduler, "forward_ct", None)
         self._events.send(
             BEAT,
+            forwards=forwards,
+            busy=forwards is not None and forwards != clock.idle_forward,
             clock=clock.on,
             dropped=self.dropped + (written.dropped if written else 0),
             lost=clock.lost,
