@@ -171,25 +171,30 @@ def _results(clock: CycleClock) -> Hook:
 
 
 def _idle(clock: CycleClock) -> Hook:
-    def idle(original: Hook, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def idle(original: Hook, *args: Any, **kwargs: Any) -> Any:
         try:
-            clock.idle_forward = scheduler.forward_ct
+            clock.idle_forward = _forwards(args)
             clock.interrupt()
             clock.poll()
         except Exception as error:
             clock.fault(error)
-        return original(scheduler, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return idle
 
 
+def _forwards(args: tuple[Any, ...]) -> int | None:
+    """SGLang's count of forward passes, from the arguments of a scheduler's method."""
+    return getattr(args[0], "forward_ct", None) if args else None
+
+
 def _pause(clock: CycleClock) -> Hook:
-    def pause(original: Hook, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def pause(original: Hook, *args: Any, **kwargs: Any) -> Any:
         try:
-            clock.idle_forward = scheduler.forward_ct  # the loop turns on without work, and does not call itself idle
+            clock.idle_forward = _forwards(args)  # the loop turns on without work, and does not call itself idle
             clock.interrupt()
         except Exception as error:
             clock.fault(error)
-        return original(scheduler, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return pause
