@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding
@@ -26,23 +27,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Until the server's end; what to exit with."""
-    from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415
+    from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415 - `--help` needs none of it
 
     guard = GuardOptions.from_namespace(options)
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
-    code = resolution.exit_code(strict=guard.strict)
-    _show(resolution.findings)
-    if code is not ExitCode.OK:
-        return code
-    deployment = resolution.deployment
     if guard.dry_run:
-        print(dry_run(deployment))
-        return ExitCode.OK
+        _show(resolution.findings)
+        print(dry_run(resolution.deployment))
+        return resolution.exit_code(strict=guard.strict)
 
-    def gate(chosen: Deployment) -> Gate:
-        return preflight(chosen, strict=guard.strict)
+    def gate(deployment: Deployment) -> Gate:
+        said = preflight(deployment, resolution.findings, strict=guard.strict)
+        broken = resolution.exit_code()
+        return said if said.code is not ExitCode.OK or broken is ExitCode.OK else replace(said, code=broken)
 
-    return supervise(deployment, gate, Options(log_format=Format.JSON if guard.log_format == "json" else None))
+    log_format = Format.JSON if guard.log_format == "json" else None
+    return supervise(resolution.deployment, gate, Options(log_format=log_format))
 
 
 def dry_run(deployment: Deployment) -> str:
