@@ -18,6 +18,7 @@ from guarded_serve.profile.schema import profile_schema
 from guarded_serve.profile.sglang_parser import ParserUnavailable, sglang_parser
 from guarded_serve.profile.wording import finding_text
 from guarded_serve.profile.write import profile_text
+from guarded_serve.supervisor.redact import Redactor
 
 SUMMARY = "A profile from flags (new), the effective settings and their origins (show), a JSON Schema (schema)."
 
@@ -34,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
-    """Print what was asked for. Errors of a profile or of flags are printed and end it with their code."""
+    """Print what was asked for. Errors of a profile or of flags are printed and end it with their code.
+
+    `show` masks secrets, as every log does; `new` writes them, for a profile has to launch.
+    """
     if options.action == "schema":
         return _schema(options)
     resolution = resolve_options(options, sglang_flags)
@@ -46,7 +50,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
             return _write(options, profile_text(resolution.deployment, sglang_parser(), name=options.name))
         return code
     text = as_json(resolution) if options.format == "json" else as_text(resolution.deployment, everything=options.all)
-    return most(code, _write(options, text))
+    return most(code, _write(options, Redactor.of(resolution.deployment).text(text)))
 
 
 def most(first: ExitCode, second: ExitCode) -> ExitCode:

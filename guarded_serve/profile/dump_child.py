@@ -25,6 +25,11 @@ def plain(value: Any) -> Any:
         return str(value)
 
 
+def ordered(choices: Any) -> list[Any]:
+    """Choices as a list; a set's order differs from process to process."""
+    return sorted(choices, key=str) if isinstance(choices, (set, frozenset)) else list(choices)
+
+
 def describe(action: argparse.Action) -> dict[str, Any]:
     """One argparse action as plain data."""
     known = {
@@ -37,7 +42,7 @@ def describe(action: argparse.Action) -> dict[str, Any]:
         "nargs": action.nargs,
         "const": plain(action.const),
         "default": None if action.default is argparse.SUPPRESS else plain(action.default),
-        "choices": None if action.choices is None else plain(list(action.choices)),
+        "choices": None if action.choices is None else plain(ordered(action.choices)),
         "type": getattr(action.type, "__name__", None),
         "classes": [cls.__name__ for cls in type(action).__mro__[:-1]],
         "metavar": plain(action.metavar),

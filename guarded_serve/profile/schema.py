@@ -27,7 +27,6 @@ def profile_schema(dump: ParserDump) -> dict[str, Any]:
     properties = {
         key: {"description": action.help, **_value(action), **_default(action)}
         for key, action in sorted(dump.by_key.items())
-        if key in action.keys[:-1] or key == action.keys[0]
     }
     schema["properties"]["server"] = {
         "type": "object",

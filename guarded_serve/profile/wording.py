@@ -81,10 +81,11 @@ def expected(schema: Mapping[str, Any]) -> str:
             ("minimum", "of at least"),
             ("exclusiveMinimum", "above"),
             ("maximum", "at most"),
-            ("minLength", "of length at least"),
         )
         if name in schema
     ]
+    if schema.get("minLength"):
+        bounds.append("that is not empty")
     return " ".join([text, " and ".join(bounds)]).rstrip() + unit
 
 

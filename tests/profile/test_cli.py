@@ -1,0 +1,166 @@
+"""The command line: dispatch, own flags matched whole, and an exit code on every path."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from guarded_serve import __version__, cli
+from guarded_serve.exit_codes import ExitCode
+from guarded_serve.profile.guard_options import GUARD_OPTIONS, GuardOptions, add_guard_options
+from guarded_serve.profile.sglang_parser import snapshot
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of commands of our own in place of the real ones; their names are those of real commands."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setattr(cli, "_FOLDER", folder)
+    monkeypatch.setattr("guarded_serve.commands.__path__", [str(folder)])
+    for name in cli.COMMANDS:
+        monkeypatch.delitem(sys.modules, f"guarded_serve.commands.{name}", raising=False)
+    yield folder  # type: ignore[misc]
+    for name in cli.COMMANDS:
+        sys.modules.pop(f"guarded_serve.commands.{name}", None)
+
+
+def command(folder: Path, name: str, body: str, arguments: str = "pass") -> None:
+    (folder / f"{name}.py").write_text(
+        f'SUMMARY = "the {name} of the test"\n\ndef add_arguments(parser):\n    {arguments}\n\n'
+        f"def run(options, sglang_flags):\n{textwrap.indent(body, '    ')}\n"
+    )
+
+
+def test_only_commands_that_exist_are_listed(commands: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(commands, "check", "return 0")
+    assert cli.main(["--help"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "the check of the test" in out
+    assert "smoke" not in out
+
+
+def test_help_imports_no_command(commands: Path) -> None:
+    (commands / "check.py").write_text('raise RuntimeError("imported")\nSUMMARY: str = "x"\n')
+    assert cli.available() == {"check": "x"}
+    assert cli.main(["--help"]) == ExitCode.OK
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == ExitCode.OK
+    assert capsys.readouterr().out.strip() == f"guarded-serve {__version__}"
+
+
+def test_usage_errors(commands: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(commands, "check", "return 0")
+    command(commands, "report", "return 0", 'parser.add_argument("--html")')
+    for argv, hint in {
+        (): "commands:",
+        ("chekc",): "did you mean check?",
+        ("zebra",): "there are check, report",
+        ("--tp-size", "8"): "guarded-serve launch --tp-size",
+        ("report", "--htlm", "x"): "did you mean --html?",
+        ("report", "--html"): "expected one argument",
+        ("check", "--guard-log-format", "xml"): "invalid choice",
+    }.items():
+        assert cli.main(list(argv)) == ExitCode.USAGE, argv
+        captured = capsys.readouterr()
+        assert hint in captured.out + captured.err
+        assert "Traceback" not in captured.err
+
+
+def test_own_flags_are_taken_whole_and_the_rest_goes_on(commands: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(
+        commands,
+        "check",
+        "print(options.only, options.profile, options.guard_cycles, options.guard_ignore, sglang_flags)\nreturn 65",
+        'parser.add_argument("--only")',
+    )
+    argv = (
+        "check --tp-size 8 --profile a.toml --lora-paths x y --guard-cycles=d --on z --only gpu --prof q "
+        "--guard-ignore a.b --guard-ignore c.d --model-path -- --profile"
+    )
+    assert cli.main(argv.split()) == ExitCode.REFUSED
+    assert capsys.readouterr().out.strip() == (
+        "gpu a.toml d ['a.b', 'c.d'] "
+        "['--tp-size', '8', '--lora-paths', 'x', 'y', '--on', 'z', '--prof', 'q', '--model-path', '--', '--profile']"
+    )
+
+
+def test_words_belong_to_the_command_until_sglang_s_flags_begin() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("paths", nargs="+")
+    parser.add_argument("--baseline", action="append")
+    parser.add_argument("--many", nargs="*")
+    own, rest = cli.split(["a", "--baseline", "1=2", "b", "--many", "x", "y", "--tp-size", "8", "c"], parser)
+    assert own == ["a", "--baseline", "1=2", "b", "--many", "x", "y"]
+    assert rest == ["--tp-size", "8", "c"]
+
+
+def test_a_fault_of_ours_is_one_line_and_70(
+    commands: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(commands, "check", "raise ValueError('boom')")
+    assert cli.main(["check"]) == ExitCode.INTERNAL
+    error = capsys.readouterr().err
+    assert "ValueError: boom (check.py:7)" in error
+    assert "please report" in error
+    assert "Traceback" not in error
+    monkeypatch.setenv("GUARDED_SERVE_DEBUG", "1")
+    assert cli.main(["check"]) == ExitCode.INTERNAL
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_an_interrupt_and_not_a_verdict() -> None:
+    script = (
+        "import sys; from guarded_serve import cli\n"
+        "def stop(argv): raise KeyboardInterrupt\n"
+        "cli._dispatch = stop; sys.exit(cli.main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_closed_pipe_is_no_fault() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = "import sys; from guarded_serve import cli; sys.exit(cli.main(['--help']))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_every_real_command_has_what_the_dispatcher_needs() -> None:
+    for name, summary in cli.available().items():
+        module = __import__(f"guarded_serve.commands.{name}", fromlist=["SUMMARY"])
+        assert summary == module.SUMMARY
+        assert summary
+        parser = argparse.ArgumentParser(conflict_handler="resolve")
+        module.add_arguments(parser)
+        assert callable(module.run)
+
+
+def test_no_guard_flag_is_one_of_sglang_s_or_a_prefix_of_one() -> None:
+    for option in GUARD_OPTIONS:
+        for action in snapshot().actions:
+            assert not any(theirs.startswith(option.flag) for theirs in action.options)
+
+
+def test_guard_options_from_a_parser_with_all_and_with_few() -> None:
+    full = argparse.ArgumentParser(allow_abbrev=False)
+    add_guard_options(full)
+    argv = "--profile p --guard-dry-run --guard-cycles c --guard-ignore a --guard-cpu-kernels --guard-strict"
+    options = GuardOptions.from_namespace(full.parse_args([*argv.split(), "--guard-log-format", "json"]))
+    assert options == GuardOptions(Path("p"), True, Path("c"), ("a",), True, True, "json")
+    few = argparse.ArgumentParser()
+    add_guard_options(few, profile_only=True)
+    assert GuardOptions.from_namespace(few.parse_args([])) == GuardOptions()

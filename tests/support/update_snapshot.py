@@ -1,0 +1,26 @@
+"""Writes the snapshot of SGLang's parser from the installed SGLang: ``python -m tests.support.update_snapshot``."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from guarded_serve.profile import sglang_parser
+
+
+def main() -> None:
+    """One line an action, so that a new version's difference can be read."""
+    version = sglang_parser.installed_version()
+    assert version is not None, "SGLang is not installed"
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "dump.json"
+        sglang_parser._build(output, version)
+        dump = json.loads(output.read_text())
+    actions = ",\n".join(json.dumps(action) for action in dump["actions"])
+    text = f'{{\n"version": "{version}",\n"fields": {json.dumps(dump["fields"])},\n"actions": [\n{actions}\n]\n}}\n'
+    sglang_parser.SNAPSHOT.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
