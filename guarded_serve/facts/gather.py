@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def gather(deployment: Deployment, families: Collection[str]) -> Facts:
     """Everything that the judges of these families read, and nothing more."""
+    model = gather_models(deployment) if {"drafter", "target"}.intersection(families) else None
     return Facts(
         deployment=deployment,
-        model=gather_models(deployment) if {"drafter", "target"}.intersection(families) else None,
-        gpus=gather_gpus(deployment) if "gpu" in families else None,
+        model=model,
+        gpus=gather_gpus(deployment, model=model) if "gpu" in families else None,
         host=gather_host(deployment) if "host" in families else None,
     )

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from guarded_serve.facts.gpu import MIB, Gpu
-from guarded_serve.facts.processes import PROC, OpenFiles, Process, open_files, read_process, unix_sockets
+from guarded_serve.facts.processes import (
+    PROC,
+    SGLANG_TITLE,
+    OpenFiles,
+    Process,
+    open_files,
+    process_ids,
+    read_process,
+    read_title,
+    unix_sockets,
+)
 
 _NODE = re.compile(r"/dev/nvidia(\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)$")
 _MPS_SERVER = ("nvidia-cuda-mps-server", "nvidia-cuda-mps-control")
@@ -42,8 +52,8 @@ class Holder:
 
     @property
     def seen_here(self) -> bool:
-        """Whether the process of that PID, here, really holds a device."""
-        return bool(self.nodes)
+        """Whether the process of that PID, here, really is the one: it has a device open, or was found by its title."""
+        return bool(self.nodes) or (not self.uses and self.process.is_sglang)
 
     @property
     def is_mps_server(self) -> bool:
@@ -63,7 +73,9 @@ class Holder:
             text = f"PID {self.process.pid} as another PID namespace counts (here that number is an unrelated process)"
         else:
             text = self.process.describe()
-        return f"{text} [{held}]" if held else f"{text} [{', '.join(self.nodes)} open, no memory listed]"
+        if held:
+            return f"{text} [{held}]"
+        return f"{text} [{', '.join(self.nodes)} open, no memory listed]" if self.nodes else f"{text} [no GPU]"
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,10 @@ class _Found:
 
 
 def find_holders(gpus: Sequence[Gpu], root: Path = PROC) -> Holders:
-    """Join NVML's lists with /proc."""
+    """Join NVML's lists with /proc; processes with a title of SGLang's count even where they have no GPU open."""
     handles = open_files(lambda target: _NODE.match(target) is not None, root)
+    titled = [pid for pid in process_ids(root) if read_title(pid, root).startswith(SGLANG_TITLE)]
+    handles = OpenFiles({**dict.fromkeys(titled, ()), **handles.by_pid}, handles.unreadable)
     return join_holders(gpus, handles, root)
 
 
@@ -103,7 +117,7 @@ def join_holders(gpus: Sequence[Gpu], handles: OpenFiles, root: Path = PROC) -> 
     holders, sockets = [], unix_sockets(root)
     for pid, one in sorted(found.items()):
         process = read_process(pid, root)
-        known_closed = process.alive and not one.nodes and pid not in handles.unreadable
+        known_closed = bool(one.uses) and process.alive and not one.nodes and pid not in handles.unreadable
         holders.append(
             Holder(
                 process=process,

@@ -18,6 +18,7 @@ from guarded_serve.checkpoint.safetensors import Tensor
 from guarded_serve.checkpoint.weights import read_weights
 
 if TYPE_CHECKING:
+    from guarded_serve.facts.model import ModelFacts
     from guarded_serve.profile.deployment import Deployment
 
 _WIDE_FLOATS = ("F32", "F64")
@@ -55,8 +56,11 @@ class WeightNeed:
         return sum(part.per_rank for part in self.parts)
 
 
-def weight_need(deployment: Deployment) -> WeightNeed:
-    """Read the headers of target and drafter where both are folders; a hub id that is not on disk is unknown."""
+def weight_need(deployment: Deployment, model: ModelFacts | None = None) -> WeightNeed:
+    """From the headers of target and drafter: ``model``'s where they were read already, else from their folders.
+
+    A hub id that nobody resolved is unknown, not fetched for this.
+    """
     for name in ("quantization", "torchao_config", "cpu_offload_gb", "load_format", "offload_group_size"):
         value = deployment.get(name)
         if value in (None, "", 0, 0.0, "auto", "safetensors", -1):
@@ -66,16 +70,18 @@ def weight_need(deployment: Deployment) -> WeightNeed:
         return WeightNeed(shrinks=f"--{name.replace('_', '-')} {value}")
     tp, pp = int(deployment.get("tp_size") or 1), int(deployment.get("pp_size") or 1)
     parts, unknown = [], []
+    known = {"target": model.target, "drafter": model.drafter} if model is not None else {}
     wanted = [("target", deployment.get("model_path"), tp * pp)]
     if deployment.get("speculative_algorithm") and deployment.get("speculative_draft_model_path"):
         wanted.append(("drafter", deployment.get("speculative_draft_model_path"), tp))
     for what, path, ranks in wanted:
-        folder = Path(str(path)).expanduser()
+        found = known.get(what)
+        folder = found.directory if found is not None and found.directory else Path(str(path)).expanduser()
         if path is None or not folder.is_dir():
             unknown.append(f"the {what}'s folder is not on this disk: {path}")
             continue
-        weights = read_weights(folder)
-        if not weights.tensors:
+        weights = found.weights if found is not None else read_weights(folder)
+        if weights is None or not weights.tensors:
             unknown.append(f"no safetensors headers could be read in {folder}")
             continue
         served = str(deployment.get("dtype") or "auto")

@@ -21,6 +21,7 @@ from guarded_serve.facts.processes import PROC
 from guarded_serve.facts.reading import Reading
 
 if TYPE_CHECKING:
+    from guarded_serve.facts.model import ModelFacts
     from guarded_serve.profile.deployment import Deployment
 
 BALANCE_SWITCH = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
@@ -66,12 +67,18 @@ def server_view(deployment: Deployment, environment: Mapping[str, str]) -> dict[
     return view
 
 
+def cards_of(driver: Driver) -> tuple[Card, ...]:
+    """What the choice needs to know of the cards."""
+    return tuple(Card(gpu.index, gpu.uuid, gpu.name, tuple(mig.uuid for mig in gpu.mig_devices)) for gpu in driver.gpus)
+
+
 def gather_gpus(
     deployment: Deployment,
     environment: Mapping[str, str] | None = None,
     root: Path = PROC,
     deadline_s: float = PROBE_DEADLINE_S,
     selftest: bool | None = None,
+    model: ModelFacts | None = None,
 ) -> GpuFacts | None:
     """Ask the driver, resolve the choice, look for holders; None for a deployment on the CPU.
 
@@ -83,12 +90,11 @@ def gather_gpus(
     driver = ask_driver(deadline_s=deadline_s)
     if driver.trouble is not None:
         return GpuFacts(driver, GpuChoice(), on_bus=cards_on_bus())
-    cards = [Card(gpu.index, gpu.uuid, gpu.name, tuple(mig.uuid for mig in gpu.mig_devices)) for gpu in driver.gpus]
     facts = GpuFacts(
         driver=driver,
-        choice=choose_gpus(deployment, cards, view),
+        choice=choose_gpus(deployment, cards_of(driver), view),
         holders=find_holders(driver.gpus, root),
-        weights=weight_need(deployment),
+        weights=weight_need(deployment, model),
         xids=read_xids(),
         memory=read_system_memory(root),
         torch_cuda=installed_torch_cuda(),

@@ -16,7 +16,9 @@ from pathlib import Path
 from guarded_serve.engine_link import ENVIRONMENT_KEY
 
 PROC = Path("/proc")
+SGLANG_TITLE = "sglang::"
 _CONTAINER = re.compile(r"(?:^|[/:-])((?:docker|libpod|crio|cri-containerd)-)?([0-9a-f]{64})(?:\.scope)?(?:$|/)")
+_PYTHONS = ("python", "pypy")
 _INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runsvdir", "pause")
 _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
 
@@ -56,14 +58,15 @@ class Process:
     @property
     def is_sglang(self) -> bool:
         """Whether it carries a title that SGLang gives its children (`sglang::scheduler` and its like)."""
-        return self.title.startswith("sglang::")
+        return self.title.startswith(SGLANG_TITLE)
 
     @property
     def adopts_orphans(self) -> bool:
         """Whether it is an init or another reaper, and so cannot be the Python program that spawned a scheduler."""
-        if self.exe is not None:
-            return not Path(self.exe).name.startswith(("python", "pypy"))
-        return Path(self.title.split(" ")[0] or "?").name in _INITS
+        name = Path(self.exe or self.title.split(" ")[0] or "?").name
+        if self.exe is not None or self.pid == 1:
+            return not name.startswith(_PYTHONS) and "sglang" not in self.title
+        return name in _INITS
 
     def describe(self) -> str:
         """One phrase that a person can act on."""
@@ -113,7 +116,6 @@ def read_process(pid: int, root: Path = PROC) -> Process:
     fields = rest.split()
     started = int(fields[19])
     unseen = []
-    cmdline = _text(folder / "cmdline")
     environment = _text(folder / "environ")
     if environment is None:
         unseen.append("environment")
@@ -127,7 +129,7 @@ def read_process(pid: int, root: Path = PROC) -> Process:
         pid=pid,
         state=fields[0],
         parent=int(fields[1]),
-        title=(cmdline or "").replace("\0", " ").strip() or name,
+        title=read_title(pid, root) or name,
         uid=uid,
         user=_user(uid),
         age_s=_age(started, root),
@@ -142,6 +144,11 @@ def read_process(pid: int, root: Path = PROC) -> Process:
         launch_socket=marker.get("socket"),
         unseen=tuple(unseen),
     )
+
+
+def read_title(pid: int, root: Path = PROC) -> str:
+    """The command line alone, words joined; empty for kernel threads and processes that are gone."""
+    return (_text(root / str(pid) / "cmdline") or "").replace("\0", " ").strip()
 
 
 def open_files(wanted: Callable[[str], bool], root: Path = PROC) -> OpenFiles:

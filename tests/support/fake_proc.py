@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ _OWN_NAMESPACE = "pid:[4026531836]"
 class FakeProc:
     """Build with `add`; hand ``root`` to the code under test."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, init: str = "/sbin/init", init_exe: str | None = "/usr/lib/systemd/systemd") -> None:
         self.root = root
         (root / "net").mkdir(parents=True)
         (root / "uptime").write_text(f"{_UPTIME_S} 0\n")
@@ -23,7 +24,7 @@ class FakeProc:
             (root / "net" / name).write_text("  sl  local_address rem_address   st ...\n")
         self.add(os.getpid(), "pytest", parent=1)
         (root / "self").symlink_to(str(os.getpid()))
-        self.add(1, "/sbin/init", exe="/usr/lib/systemd/systemd")
+        self.add(1, init, exe=init_exe)
 
     def add(
         self,
@@ -57,6 +58,10 @@ class FakeProc:
         for number, target in enumerate(files):
             (folder / "fd" / str(number)).symlink_to(target)
         return pid
+
+    def remove(self, pid: int) -> None:
+        """The process ended."""
+        shutil.rmtree(self.root / str(pid))
 
     def bind_unix(self, path: str) -> None:
         """A process listens on this Unix socket."""
