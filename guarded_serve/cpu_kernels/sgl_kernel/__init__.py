@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _missing, _operators
 
-_missing.install(_operators.TORCH_OPS)
+_missing.install(_operators.torch_ops(_missing.sglang_version()))
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -222,15 +222,20 @@ def extend_attention_cpu(
             cached = column < end
             if sliding_window_size > 0:
                 cached = cached & (column > end + new.view(1, -1, 1) - sliding_window_size)
-            # As in decode: what no new token of the request sees is read from its own tokens.
+            # As in decode: what no new token of the request sees is read from its last cached token.
             own = slots.gather(1, (prefix.view(size, 1) - 1).clamp(min=0))
             slots = torch.where(cached[:, 0], slots[:, :longest], own)
         else:
             cached = torch.ones(1, 1, longest, dtype=torch.bool)
             slots = slots[:, :longest]
         if longest:
-            keys = torch.cat([_read(k_buffer, slots, q_extend, k_scale), new_keys], dim=1)
-            values = torch.cat([_read(v_buffer, slots, q_extend, v_scale), new_values], dim=1)
+            old_keys = _read(k_buffer, slots, q_extend, k_scale)
+            old_values = _read(v_buffer, slots, q_extend, v_scale)
+            if 0 in prefix_list:  # nothing of such a request need be in the cache yet
+                old_keys[prefix == 0] = 0
+                old_values[prefix == 0] = 0
+            keys = torch.cat([old_keys, new_keys], dim=1)
+            values = torch.cat([old_values, new_values], dim=1)
         else:
             keys, values = new_keys, new_values
         queries = q_extend[span].view(size, tokens, *q_extend.shape[1:])
