@@ -1,0 +1,109 @@
+"""The table of hook points against the SGLang that is installed, read from its source."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
+
+SGLANG = importlib.util.find_spec("sglang")
+pytestmark = pytest.mark.skipif(SGLANG is None, reason="SGLang is not installed")
+
+
+def _source_root() -> Path:
+    assert SGLANG is not None
+    assert SGLANG.submodule_search_locations is not None
+    return Path(next(iter(SGLANG.submodule_search_locations)))
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in importlib.metadata.version("sglang").split(".")[:3])
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    path = _source_root().parent / (module.replace(".", "/") + ".py")
+    return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
+
+
+def _function(target: str) -> ast.FunctionDef | None:
+    module, owner, method = target.rsplit(".", 2)
+    found = _classes(module).get(owner)
+    if found is None:
+        return None
+    return next((node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == method), None)
+
+
+@pytest.mark.parametrize("worker", sorted(WORKERS))
+def test_every_target_of_every_worker_exists(worker: str) -> None:
+    targets = WORKERS[worker]
+    if _version() < targets.since:
+        pytest.skip(f"{worker} came with SGLang {'.'.join(map(str, targets.since))}")
+    for role, target in targets.stages().items():
+        assert _function(target) is not None, f"{role}: {target}"
+
+
+def test_the_schedulers_own() -> None:
+    for target in (*SCHEDULER.values(), BUILD):
+        assert _function(target) is not None, target
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    """The check above can fail."""
+    assert _function(WORKERS["EAGLEWorkerV2"].cycle + "_no_more") is None
+
+
+def test_every_worker_that_sglang_chooses_from_is_in_the_table() -> None:
+    """Each class of SGLang's that runs speculative batches is a row, or inherits from one."""
+    ours = set(WORKERS)
+    unknown = []
+    for path in sorted((_source_root() / "srt" / "speculative").rglob("*worker*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("Base"):
+                continue
+            methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+            if "forward_batch_generation" in methods and node.name not in ours:
+                unknown.append(node.name)
+    assert unknown == []
+
+
+def test_counts_come_by_position_before_the_rows_are_counted() -> None:
+    """The join relies on it: SGLang calls on_verify_complete_cpu(counts, ...) inside the processing of that result."""
+    source = (_source_root() / "srt/managers/scheduler_components/batch_result_processor.py").read_text()
+    called = source.index("self.model_worker.on_verify_complete_cpu(")
+    assert "result.num_correct_drafts_per_req_cpu" in source[called : called + 200]
+    counted = source.index("req.spec_verify_ct += 1")
+    skipped = source.rindex("if req.is_retracted or req.finished():", 0, counted)
+    assert called < skipped < counted
+
+
+def test_the_forward_counter_travels_with_the_batch() -> None:
+    """Cycles are joined to results by it, and a gap in it is a prefill or an idle pass."""
+    scheduler = (_source_root() / "srt/managers/scheduler.py").read_text()
+    assert "batch.forward_iter = self.forward_ct" in scheduler
+    assert "forward_iter=self.forward_iter" in (_source_root() / "srt/managers/schedule_batch.py").read_text()
+
+
+def test_a_worker_is_looked_up_along_its_bases() -> None:
+    class EAGLEWorkerV2:
+        pass
+
+    class StandaloneWorkerV2(EAGLEWorkerV2):
+        pass
+
+    class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
+        pass
+
+    class SomethingElse:
+        pass
+
+    assert worker_name(StandaloneWorkerV2()) == "EAGLEWorkerV2"
+    assert worker_name(FrozenKVMTPWorkerV2()) == "FrozenKVMTPWorkerV2"
+    assert worker_name(SomethingElse()) is None
+    assert WORKERS[PLAIN_WORKER].counts is None

@@ -1,0 +1,61 @@
+"""The arithmetic, against figures that others published."""
+
+from __future__ import annotations
+
+import pytest
+
+from guarded_serve.timing import maths
+
+
+def test_identities_of_one_request() -> None:
+    """SGLang report 33518: 106 tokens in 43 verifications of 5 drafts, and its histogram of right drafts."""
+    histogram = [11, 14, 11, 4, 0, 3]
+    tokens, verifications = maths.tokens_from_histogram(histogram)
+    assert (tokens, verifications) == (106, 43)
+    assert maths.accept_length(tokens, verifications) == pytest.approx(2.4651, abs=5e-5)
+    assert verifications * 5 == 215
+    assert maths.correct_drafts(tokens, verifications) == 63
+    assert maths.accept_rate(tokens, verifications, 5) == pytest.approx(0.2930, abs=5e-5)
+
+
+def test_the_bonus_counts() -> None:
+    """A drafter that is always wrong has accept length 1, not 0."""
+    assert maths.accept_length(*maths.tokens_from_histogram([7])) == 1.0
+
+
+def test_founding_case() -> None:
+    """30 ms and 82 tok/s: break-even 2.46; at 2.0 the arithmetic says -19 %, the client said -27 %."""
+    assert maths.break_even(30.0, 82.0, 1) == pytest.approx(2.46)
+    by_arithmetic = maths.tok_s(2.0, 30.0, 1)
+    assert by_arithmetic == pytest.approx(66.67, abs=0.01)
+    assert maths.gain(by_arithmetic, 82.0) == pytest.approx(-0.187, abs=5e-4)
+    assert maths.gain(60.0, 82.0) == pytest.approx(-0.268, abs=5e-4)
+    # The difference is time that belongs to no cycle: 60 tok/s at 2.0 is a period of 33.3 ms.
+    period = maths.cycle_ms(2.0, 60.0, 1)
+    assert period == pytest.approx(33.33, abs=0.01)
+    assert maths.break_even(period, 82.0, 1) == pytest.approx(2.733, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "tok_s", "length", "break_even"),
+    [("3/1/4", 159.78, 1.86, 2.59), ("8/8/60", 177.5, 3.2, 4.01)],
+)
+def test_specforge_339(steps: str, tok_s: float, length: float, break_even: float) -> None:
+    """Qwen3-30B-A3B on two H100, batch size 1, baseline 222.47 tok/s: both settings lose, the longer one too."""
+    cycle = maths.cycle_ms(length, tok_s, 1)
+    assert maths.break_even(cycle, 222.47, 1) == pytest.approx(break_even, abs=0.005), steps
+    assert maths.gain(tok_s, 222.47) < 0
+    assert length < break_even
+
+
+def test_break_even_is_where_the_gain_is_zero() -> None:
+    """At any batch size the accept length equal to break-even brings exactly the baseline."""
+    for bs, baseline, cycle in ((1, 82.0, 30.0), (8, 900.0, 21.5), (32, 2500.0, 40.0)):
+        even = maths.break_even(cycle, baseline, bs)
+        assert maths.gain(maths.tok_s(even, cycle, bs), baseline) == pytest.approx(0, abs=1e-12)
+        assert maths.gain(maths.tok_s(even * 0.99, cycle, bs), baseline) < 0 < maths.tok_s(even, cycle, bs)
+
+
+def test_a_plain_step_of_a_batch() -> None:
+    """The baseline is the whole batch's rate: 8 requests at 400 tok/s together take 20 ms a step."""
+    assert maths.plain_step_ms(400.0, 8) == pytest.approx(20.0)
