@@ -1,14 +1,75 @@
-"""What the host offers: ports, shared memory, limits, memory, disk, clock, device nodes."""
+"""What the host offers: ports, shared memory, limits, memory, disk, clock, device nodes, PCIe peer access."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+import os
+import resource
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from guarded_serve.facts.gpu_choice import uses_cpu
+from guarded_serve.facts.memory import SystemMemory, read_system_memory
 from guarded_serve.facts.ports import Port, read_ports, wanted_ports
+from guarded_serve.facts.processes import PROC
+from guarded_serve.facts.shm import SharedMemory, read_shared_memory
 
 if TYPE_CHECKING:
     from guarded_serve.profile.deployment import Deployment
+
+MIB = 2**20
+GIB = 2**30
+_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
+_JIT_CACHE_BYTES = 1 * GIB
+_TEMPORARY_BYTES = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A resource limit; None is unlimited."""
+
+    soft: int | None
+    hard: int | None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A folder that is written to. Bytes. ``nearest`` is the folder that exists on the way to it."""
+
+    purpose: str
+    path: str
+    nearest: str
+    free: int
+    wanted: int
+    writable: bool
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A device file of the driver, and whether this user may read and write it."""
+
+    path: str
+    allowed: bool
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Unix seconds, and whether the kernel's clock is kept in step (None: cannot be told)."""
+
+    now: float
+    synchronised: bool | None
+
+
+@dataclass(frozen=True)
+class Iommu:
+    """What the kernel says about DMA between cards. ``groups`` is 0 where no IOMMU is on."""
+
+    groups: int = 0
+    passthrough: bool = False
 
 
 @dataclass(frozen=True)
@@ -16,8 +77,106 @@ class HostFacts:
     """The host as it is now."""
 
     ports: tuple[Port, ...] = ()
+    shared_memory: SharedMemory = field(default_factory=SharedMemory)
+    files: Limit = Limit(None, None)
+    locked_memory: Limit = Limit(None, None)
+    memory: SystemMemory = field(default_factory=SystemMemory)
+    disks: tuple[Disk, ...] = ()
+    clock: Clock = Clock(0.0, None)
+    nodes: tuple[DeviceNode, ...] = ()
+    iommu: Iommu = Iommu()
+    py_spy: str | None = None
+    ptrace_scope: int | None = None
+    root: bool = False
 
 
 def gather_host(deployment: Deployment) -> HostFacts:
     """Read everything that the host checks judge."""
-    return HostFacts(ports=read_ports(wanted_ports(deployment)))
+    return HostFacts(
+        ports=read_ports(wanted_ports(deployment)),
+        shared_memory=read_shared_memory(),
+        files=_limit(resource.RLIMIT_NOFILE),
+        locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        memory=read_system_memory(),
+        disks=tuple(read_disk(*wanted) for wanted in wanted_disks(deployment)),
+        clock=Clock(time.time(), _synchronised()),
+        nodes=() if uses_cpu(deployment) else read_nodes(),
+        iommu=read_iommu(),
+        py_spy=shutil.which("py-spy"),
+        ptrace_scope=_integer(PROC / "sys/kernel/yama/ptrace_scope"),
+        root=os.geteuid() == 0,
+    )
+
+
+def wanted_disks(deployment: Deployment) -> list[tuple[str, Path, int]]:
+    """Folders that are written to: purpose, path, bytes that they may come to hold."""
+    wanted = [
+        ("compiled kernels", Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), _JIT_CACHE_BYTES),
+        ("temporary files", Path(tempfile.gettempdir()), _TEMPORARY_BYTES),
+    ]
+    timing = getattr(deployment.profile, "timing", None)
+    if timing is not None and timing.directory:
+        ranks = int(deployment.get("tp_size") or 1) if timing.ranks == "all" else 1
+        wanted.append(("the cycle log", Path(timing.directory), (timing.keep + 1) * timing.rotate_mib * MIB * ranks))
+    return wanted
+
+
+def read_disk(purpose: str, path: Path, wanted: int) -> Disk:
+    """Free space of the file system that a folder is on, or will be on once it is made."""
+    nearest = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
+    try:
+        free = shutil.disk_usage(nearest).free
+    except OSError:
+        free = 0
+    return Disk(purpose, str(path), str(nearest), free, wanted, os.access(nearest, os.W_OK | os.X_OK))
+
+
+def read_nodes(folder: Path = Path("/dev")) -> tuple[DeviceNode, ...]:
+    """The driver's device files; the numbered ones are the cards."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.name.startswith("nvidia"))
+    except OSError:
+        return ()
+    wanted = [name for name in names if name in ("nvidiactl", "nvidia-uvm") or name.removeprefix("nvidia").isdigit()]
+    return tuple(DeviceNode(str(folder / name), os.access(folder / name, os.R_OK | os.W_OK)) for name in wanted)
+
+
+def read_iommu(groups: Path = Path("/sys/kernel/iommu_groups"), command_line: Path = PROC / "cmdline") -> Iommu:
+    """From sysfs and the kernel's command line."""
+    words = _text(command_line).split()
+    passthrough = "iommu=pt" in words or "iommu.passthrough=1" in words
+    return Iommu(_count(groups), passthrough)
+
+
+def _count(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))  # noqa: PTH208 - only how many
+    except OSError:
+        return 0
+
+
+def _limit(which: int) -> Limit:
+    soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
+    return Limit(soft, hard)
+
+
+def _synchronised() -> bool | None:
+    """adjtimex(2) without a change; it returns TIME_ERROR while the clock is not kept in step."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        state = libc.adjtimex(ctypes.create_string_buffer(512))  # struct timex is 208 bytes; all zero changes nothing
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _integer(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
