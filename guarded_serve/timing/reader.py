@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from guarded_serve.timing.columns import absorb
 from guarded_serve.timing.record import FILE_NAME, Cycle
 from guarded_serve.timing.summary import Summary
 
@@ -71,7 +72,7 @@ def summarise(files: list[Path]) -> Summary:
 def cycles(path: Path) -> Iterator[Cycle]:
     """The records of one file, one by one, as typed values; broken lines are left out."""
     for block, _ in _blocks(_Part(path, 0, 1 << 62)):
-        for line in block:
+        for line in block.splitlines():
             try:
                 yield Cycle.from_mapping(json.loads(line))
             except (ValueError, KeyError, TypeError):
@@ -86,30 +87,13 @@ def _rank_and_sequence(path: Path) -> tuple[int, int]:
 
 def _summarise_part(part: _Part) -> Summary:
     summary = Summary()
-    add = summary.add
-    for lines, cut in _blocks(part):
+    for block, cut in _blocks(part):
+        absorb(summary, block)
         summary.cut_lines += cut
-        try:
-            records = json.loads(b"[" + b",".join(lines) + b"]")
-            one_each = len(records) == len(lines)
-        except ValueError:
-            one_each = False
-        if not one_each:  # a broken line somewhere: look at them singly
-            records = []
-            for line in lines:
-                try:
-                    records.append(json.loads(line))
-                except ValueError:
-                    summary.bad_lines += 1
-        for record in records:
-            try:
-                add(record)
-            except (KeyError, TypeError, ValueError):
-                summary.bad_lines += 1
     return summary
 
 
-def _blocks(part: _Part) -> Iterator[tuple[list[bytes], int]]:
+def _blocks(part: _Part) -> Iterator[tuple[bytes, int]]:
     """Whole lines in blocks, and how many lines (0 or 1) the end of the file cut off."""
     with part.path.open("rb") as stream:
         if part.start:
@@ -123,9 +107,5 @@ def _blocks(part: _Part) -> Iterator[tuple[list[bytes], int]]:
             if not block.endswith(b"\n"):
                 block += stream.readline()
             position += len(block)
-            lines = block.splitlines()
-            cut = 0
-            if not block.endswith(b"\n"):
-                lines.pop()
-                cut = 1
-            yield [line for line in lines if line], cut
+            whole, newline, rest = block.rpartition(b"\n")
+            yield whole + newline, int(bool(rest))
