@@ -58,6 +58,18 @@ def fields(cls: type) -> list[str]:
     return list(getattr(cls, "__struct_fields__", ()))
 
 
+def config_rules(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """How SGLang reads the keys of its `--config` files: which are switches, and which it refuses."""
+    try:
+        from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger  # noqa: PLC0415
+    except ImportError:  # before 0.5.23 at the latest
+        from sglang.srt.server_args_config_parser import ConfigArgumentMerger  # noqa: PLC0415
+
+    merger = ConfigArgumentMerger(parser)
+    refused = {key: type(action).__name__ for key, action in merger.unsupported_actions.items()}
+    return {"switches": sorted(merger.store_true_actions), "refused": refused}
+
+
 def main(output: str) -> None:
     """Write the dump."""
     try:
@@ -73,6 +85,7 @@ def main(output: str) -> None:
     dump = {
         "actions": [describe(action) for action in parser._actions if action.dest != "help"],
         "fields": fields(ServerArgs),
+        "config": config_rules(parser),
     }
     Path(output).write_text(json.dumps(dump, separators=(",", ":")), encoding="utf-8")
 

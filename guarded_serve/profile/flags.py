@@ -69,7 +69,8 @@ class FlagParser:
     def parse_setting(self, action: Action, tokens: Sequence[str]) -> Any:
         """The value that one setting's own tokens give. Raises FlagError with the reason alone."""
         try:
-            return self.parse(tokens).given[action.name].value
+            given = self.parse(tokens).given.get(action.name)
+            return True if given is None else given.value  # a flag that has become a no-op sets nothing
         except FlagError as error:
             raise FlagError(re.sub(r"^argument [^:]+: ", "", str(error))) from None
 
@@ -220,6 +221,8 @@ class _Recorder(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         option = option_string or self.sglang.flag
+        if self.sglang.classes[0] == "DeprecatedAction" and not self.sglang.extra.get("error_message"):
+            return  # SGLang only warns: the flag has become a no-op
         value = self._stored(namespace, values, option)
         namespace.given[self.sglang.name] = Given(value, option, self.sglang)
 

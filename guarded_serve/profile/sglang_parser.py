@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,8 @@ class ParserDump:
     version: str
     installed: bool
     actions: tuple[Action, ...]
+    config_switches: frozenset[str] = frozenset()  # keys of a `--config` file that set a switch
+    config_refused: Mapping[str, str] = field(default_factory=dict)  # keys it may not have -> SGLang's action class
 
     @functools.cached_property
     def by_key(self) -> Mapping[str, Action]:
@@ -240,8 +242,9 @@ def _unavailable(version: str, reason: str) -> Finding:
 
 def _read(path: Path, version: str, *, installed: bool) -> ParserDump:
     data = json.loads(path.read_text(encoding="utf-8"))
-    fields = set(data["fields"])
-    return ParserDump(version, installed, tuple(_actions(data["actions"], fields)))
+    actions = tuple(_actions(data["actions"], set(data["fields"])))
+    config = data["config"]
+    return ParserDump(version, installed, actions, frozenset(config["switches"]), config["refused"])
 
 
 def _actions(entries: Iterable[Mapping[str, Any]], fields: set[str]) -> Iterator[Action]:

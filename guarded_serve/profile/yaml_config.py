@@ -1,4 +1,4 @@
-"""SGLang's own `--config FILE.yaml`, read as SGLang reads it (`srt/utils/server_args_config_parser.py`, 0.5.23).
+"""SGLang's own `--config FILE.yaml`, read as SGLang reads it (`server_args_config_parser.py` in 0.5.17 and 0.5.23).
 
 SGLang merges it only where `--config` stands alone as an argument: `--config=FILE` and `--conf FILE` pass its parser
 and are then ignored. SGLang reads the file itself in the end; here it is read to know the effective settings.
@@ -78,42 +78,13 @@ def read_config(path: str, dump: ParserDump) -> list[ConfigEntry]:
 
 def _tokens(dump: ParserDump, key: str, value: Any, line: int) -> tuple[str, ...]:
     name = key.replace("-", "_")
-    if name in _unsupported(dump):
-        raise ConfigError(f"Unsupported config option '{name}' with action '{_unsupported(dump)[name]}'", line=line)
+    if name in dump.config_refused:
+        raise ConfigError(f"Unsupported config option '{name}' with action '{dump.config_refused[name]}'", line=line)
     flag = f"--{key}"
     if isinstance(value, bool):
-        if name in _switches(dump):
+        if name in dump.config_switches:
             return (flag,) if value else ()
         return (flag, str(value).lower())
     if isinstance(value, list):
         return (flag, *(str(item) for item in value)) if value else ()
     return (flag, json.dumps(value) if isinstance(value, dict) else str(value))
-
-
-def _names(options: Sequence[str], dest: str) -> set[str]:
-    return {dest} | {option[2:].replace("-", "_") for option in options if option.startswith("--")}
-
-
-def _switches(dump: ParserDump) -> set[str]:
-    return {
-        name
-        for action in dump.actions
-        if "_StoreTrueAction" in action.classes
-        for name in _names(action.options, action.dest)
-    }
-
-
-def _unsupported(dump: ParserDump) -> dict[str, str]:
-    supported = [
-        action
-        for action in dump.actions
-        if "_StoreTrueAction" in action.classes or "_StoreAction" in action.classes or action.nargs is None
-    ]
-    usable = {name for action in supported for name in _names(action.options, action.dest)}
-    return {
-        name: action.classes[0]
-        for action in dump.actions
-        if action not in supported and action.dest != "config"
-        for name in _names(action.options, action.dest)
-        if name not in usable
-    }

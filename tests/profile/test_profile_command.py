@@ -14,7 +14,7 @@ from guarded_serve.profile.schema import profile_schema
 from guarded_serve.profile.sglang_parser import snapshot
 
 FLAGS = [
-    "--model-path", "./m", "--tp", "2", "--cuda-graph-bs-decode", "1", "2", "--api-key=-x", "--no-enable-tf32-matmul",
+    "--model-path", "./m", "--tp", "2", "--cuda-graph-bs-decode", "1", "2", "--api-key=-x", "--no-dllm-fdfo",
     "--preferred-sampling-params", '{"temperature": 0.5, "stop": null}', "--context-length", "64k",
     "--lora-paths", '{"lora_name": "a\\"b", "lora_path": "c"}', "--trust-remote-code",
 ]  # fmt: skip

@@ -16,7 +16,10 @@ from typing import Any
 _CHILD = r"""
 import argparse, contextlib, io, json, sys
 from sglang.srt.server_args import ServerArgs
-from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+try:
+    from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+except ImportError:
+    from sglang.srt.server_args_config_parser import ConfigArgumentMerger
 
 def plain(value):
     if isinstance(value, (set, frozenset)):

@@ -17,8 +17,9 @@ def main() -> None:
         output = Path(folder) / "dump.json"
         sglang_parser._build(output, version)
         dump = json.loads(output.read_text())
+    lines = [f'"version": "{version}"', *(f'"{key}": {json.dumps(dump[key])}' for key in ("fields", "config"))]
     actions = ",\n".join(json.dumps(action) for action in dump["actions"])
-    text = f'{{\n"version": "{version}",\n"fields": {json.dumps(dump["fields"])},\n"actions": [\n{actions}\n]\n}}\n'
+    text = "{\n" + ",\n".join([*lines, f'"actions": [\n{actions}\n]']) + "\n}\n"
     sglang_parser.SNAPSHOT.write_text(text)
 
 
