@@ -16,7 +16,11 @@ from tests.support.toy import ToyPair, make_pair
 NEW_TOKENS = 64
 BATCH = 8
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not version(), reason="SGLang is not installed"),
+]
 
 
 @dataclass(frozen=True)

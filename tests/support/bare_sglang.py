@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,10 @@ def python() -> str:
 
 @functools.cache
 def version() -> tuple[int, ...]:
-    """The version of the SGLang that is started, such as (0, 5, 23)."""
+    """The version of the SGLang that is started, such as (0, 5, 23); () when it is not installed."""
     ask = "import importlib.metadata; print(importlib.metadata.version('sglang'))"
-    answer = subprocess.run([python(), "-c", ask], check=True, capture_output=True, text=True).stdout
-    return tuple(int(part) for part in answer.strip().split(".")[:3])
+    answer = subprocess.run([python(), "-c", ask], check=False, capture_output=True, text=True).stdout
+    return tuple(int(part) for part in re.findall(r"\d+", answer)[:3])
 
 
 def cpu_flags() -> list[str]:
@@ -104,21 +105,29 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(target: Path, flags: Sequence[str], log: Path) -> Iterator[Server]:
-    """SGLang on the CPU engine until the block ends; raises RuntimeError with the log's end when it does not start."""
+def serve(
+    target: Path, flags: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """SGLang on the CPU engine until the block ends; raises RuntimeError with the log's end when it does not start.
+
+    `environment` adds variables; its PYTHONPATH comes before the operators' folder.
+    """
     port = _free_port()
     command = [python(), "-m", "sglang.launch_server", "--model-path", str(target)]
     command += [*cpu_flags(), "--port", str(port), *flags]
-    environment = {
+    kernels = str(ROOT / "guarded_serve" / "cpu_kernels")
+    more = dict(environment or {})
+    variables = {
         **os.environ,
-        "PYTHONPATH": str(ROOT / "guarded_serve" / "cpu_kernels"),
+        "PYTHONPATH": os.pathsep.join(filter(None, [more.pop("PYTHONPATH", ""), kernels])),
         "SGLANG_USE_CPU_ENGINE": "1",
         "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # a toy's operators are too small for two threads to pay
+        **more,
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, start_new_session=True
+            command, env=variables, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, start_new_session=True
         )
     try:
         deadline = time.monotonic() + READY_S

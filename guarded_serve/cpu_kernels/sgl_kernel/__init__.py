@@ -7,12 +7,14 @@ An operator that is not here can be imported and says so when it is called.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import _missing, _operators
+from . import _missing, _operators, _repairs
 
-_missing.install(_operators.torch_ops(_missing.sglang_version()))
+_version = _missing.sglang_version()
+_missing.install(_operators.torch_ops(_version), functools.partial(_repairs.repair_lengths, _version))
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

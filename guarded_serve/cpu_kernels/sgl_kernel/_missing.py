@@ -99,20 +99,26 @@ class OperatorNamespace(_OpNamespace):
     AttributeError with our sentence, so `hasattr` still says no (SGLang looks for AMX operators that way).
     """
 
-    def __init__(self, operators: dict[str, Callable[..., Any]]) -> None:
+    def __init__(self, operators: dict[str, Callable[..., Any]], on_lookup: Callable[[], None]) -> None:
         super().__init__(NAMESPACE)
-        for name, function in operators.items():
-            setattr(self, name, function)
+        self._operators = operators
+        self._on_lookup = on_lookup
 
     def __getattr__(self, op_name: str) -> Any:
-        if op_name.startswith("__"):
+        if op_name.startswith("_"):
             raise AttributeError(op_name)
+        if op_name in self._operators:
+            self._on_lookup()
+            return self._operators[op_name]
         try:
             return super().__getattr__(op_name)
         except AttributeError:
             raise AttributeError(missing_sentence(op_name)) from None
 
 
-def install(operators: dict[str, Callable[..., Any]]) -> None:
-    """Make `torch.ops.sgl_kernel.NAME` this package's operators in this process."""
-    setattr(torch.ops, NAMESPACE, OperatorNamespace(operators))
+def install(operators: dict[str, Callable[..., Any]], on_lookup: Callable[[], None]) -> None:
+    """Make `torch.ops.sgl_kernel.NAME` this package's operators in this process.
+
+    `on_lookup` is called each time one of them is looked up, which SGLang does when it builds an attention backend.
+    """
+    setattr(torch.ops, NAMESPACE, OperatorNamespace(operators, on_lookup))

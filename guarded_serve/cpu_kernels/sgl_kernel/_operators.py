@@ -62,15 +62,20 @@ def _leave_out(function: Operator, fixed: Mapping[str, Any]) -> Operator:
     return call
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    """(0, 5, 17) from "0.5.17.post1"; () from a version that cannot be read."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def torch_ops(version: str) -> dict[str, Operator]:
     """Names that SGLang looks up in `torch.ops.sgl_kernel`, as that version (such as "0.5.17") calls them.
 
     A version that is older than any known gets the oldest form, one that cannot be read the newest.
     """
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-    left_out = _LEFT_OUT[0][1] if numbers else _LEFT_OUT[-1][1]
+    known = numbers(version)
+    left_out = _LEFT_OUT[0][1] if known else _LEFT_OUT[-1][1]
     for since, names in _LEFT_OUT:
-        if numbers >= since:
+        if known >= since:
             left_out = names
     return {
         function.__name__: checked(_leave_out(function, left_out.get(function.__name__, {})))
