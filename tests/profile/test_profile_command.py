@@ -78,7 +78,7 @@ def test_show_of_a_broken_profile_prints_its_errors_and_ends_with_78(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.toml"
-    path.write_text('[server]\nmodel_path = "m"\ntp_sise = 3\n[timing]\nkeep = 0\n')
+    path.write_text('[server]\nmodel_path = "m"\ntp_size = "x"\n[timing]\nkeep = 0\n')
     assert cli.main(["profile", "show", "--profile", str(path)]) == ExitCode.PROFILE
     error = capsys.readouterr().err
     assert f"{path}:3: error:" in error
