@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from guarded_serve.exit_codes import ExitCode
-from guarded_serve.findings import Finding
+from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.guard_options import GuardOptions
 from guarded_serve.profile.resolve import resolve_options
@@ -41,8 +41,15 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         broken = resolution.exit_code()
         return said if said.code is not ExitCode.OK or broken is ExitCode.OK else replace(said, code=broken)
 
+    def again() -> Deployment:
+        fresh = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
+        if fresh.exit_code() is not ExitCode.OK:
+            errors = (found for found in fresh.findings if found.severity is Severity.ERROR)
+            raise ValueError("; ".join(f"{found.where}: {found.message}" for found in errors))
+        return fresh.deployment
+
     log_format = Format.JSON if guard.log_format == "json" else None
-    return supervise(resolution.deployment, gate, Options(log_format=log_format))
+    return supervise(resolution.deployment, gate, Options(log_format=log_format, reload=again))
 
 
 def dry_run(deployment: Deployment) -> str:

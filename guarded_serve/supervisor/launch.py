@@ -42,6 +42,7 @@ class Told:
     lost: Callable[[int | None, str | None], None]  # the server's status, None while it runs; which process ended first
     gone: Callable[[list[str]], None]
     beat: Callable[[Mapping[str, Any]], None]
+    fault: Callable[[Mapping[str, Any]], None]  # an error of ours inside the engine, which went on
 
 
 @dataclass
@@ -100,6 +101,11 @@ class Launch:
         """The plugin's greetings, by process id."""
         return self._hellos
 
+    def watched(self) -> dict[str, int]:
+        """The server's own processes by role and number, its main process first."""
+        main = {f"main {self.child.server_pid}": self.child.server_pid} if self.child.server_pid else {}
+        return main | {f"{watched.role} {pid}": pid for pid, watched in self._watched.items()}
+
     def kill(self) -> None:
         """End every process now."""
         self.ending = True
@@ -128,7 +134,7 @@ class Launch:
     # What happens to it
 
     def _on_lines(self, block: bytes) -> None:
-        lines = block.splitlines()
+        lines = block[:-1].split(b"\n")
         self.tail.extend(lines)
         if self._answered_at is None:
             for line in lines:
@@ -148,6 +154,8 @@ class Launch:
                 self.told.refused(event)
             elif kind == engine_link.BEAT:
                 self.told.beat(event)
+            elif kind == engine_link.FAULT:
+                self.told.fault(event)
 
     def _on_hello(self, event: Mapping[str, Any]) -> None:
         pid = event.get("pid")
@@ -256,14 +264,11 @@ class Launch:
         }
         if missing:
             target, reason = next(iter(missing.items()))
-            self.told.refused(
-                {
-                    "check": "engine.hooks",
-                    "message": f"{len(missing)} of the guard's hooks did not take hold in SGLang: {target}: {reason}",
-                    "remedy": "use an SGLang version that guarded_serve knows, or set `timing.directory` to none",
-                }
-            )
-            return
+            message = f"{len(missing)} of the guard's hooks did not take hold in SGLang: {target}: {reason}"
+            if self.deployment.profile.timing.directory is not None:
+                self.told.refused({"check": "engine.hooks", "message": message, "remedy": _HOOKS_REMEDY})
+                return
+            self.told.fault({"message": f"{message}; no cycle is timed"})
         self.child.note_shared_memory()
         self.watch_processes()
         self.told.answered()
@@ -274,6 +279,9 @@ _NO_HELLO = {
     "message": "the server answers, but the guard's plugin never reported from its scheduler",
     "remedy": "install guarded_serve in SGLang's own Python environment; its log says which plugins it loaded",
 }
+
+
+_HOOKS_REMEDY = "use an SGLang that guarded_serve knows (0.5.16 to 0.5.23), or take timing.directory out of the profile"
 
 
 def _title(pid: int) -> str:

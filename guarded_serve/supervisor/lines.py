@@ -112,7 +112,9 @@ class Lines:
             mark = "" if level == "info" else f"{level}: "
             line = f"{tag} {mark}{pairs}{'  ' if pairs and message else ''}{message}"
         else:
-            named = {"ts": _now(), "level": level, "from": "guard", **fields, **({"msg": message} if message else {})}
+            first: dict[str, Any] = {name: fields[name] for name in ("state", "check", "progress") if name in fields}
+            said = {"msg": message} if message else {}
+            named: dict[str, Any] = {"ts": _now(), "level": level, "from": "guard", **first, **said, **fields}
             line = " ".join(f"{name}={_value(value)}" for name, value in named.items())
         self._output.write(line.encode(errors="replace") + b"\n")
 

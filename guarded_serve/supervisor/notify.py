@@ -34,6 +34,10 @@ class Notify:
         except OSError:
             pass  # a notification that is lost costs less than a server that stops for it
 
+    def extend(self, seconds: float) -> None:
+        """Ask systemd to wait for at least so long from now, while starting or stopping."""
+        self.send(EXTEND_TIMEOUT_USEC=int(seconds * 1e6))
+
     def reloading(self) -> None:
         """Between this and the next READY=1, systemd shows the unit as reloading."""
         self.send(RELOADING=1, MONOTONIC_USEC=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)

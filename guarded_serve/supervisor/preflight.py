@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from guarded_serve.checks.interface import FAMILIES
-from guarded_serve.checks.runner import exit_code, run_checks
+from guarded_serve.checks.runner import exit_code
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Report
 from guarded_serve.profile.deployment import Deployment
@@ -13,10 +14,14 @@ from guarded_serve.profile.deployment import Deployment
 
 @dataclass(frozen=True)
 class Gate:
-    """What the checks said; ``code`` is OK when the server may start."""
+    """What the checks said; ``code`` is OK when the server may start.
+
+    ``environment`` makes the server use the GPUs that were checked, in the same order.
+    """
 
     code: ExitCode
     report: Report
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *, strict: bool = False) -> Gate:
@@ -24,9 +29,8 @@ def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *
 
     Takes about a second; what may hang is read in children with deadlines.
     """
-    from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415 - a dry run needs none of them
-    from guarded_serve.facts.gather import gather  # noqa: PLC0415
+    from guarded_serve.checks.gate import judge  # noqa: PLC0415 - a dry run needs none of it
 
-    facts = replace(gather(deployment, FAMILIES), configuration=configuration)
-    report = run_checks(CHECKS, facts, deployment.profile.preflight.ignore)
-    return Gate(exit_code(report, strict=strict), report)
+    facts, report = judge(deployment, FAMILIES, configuration)
+    chosen = facts.gpus.choice.environment if facts.gpus is not None else {}
+    return Gate(exit_code(report, strict=strict), report, chosen)

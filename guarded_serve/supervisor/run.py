@@ -1,4 +1,4 @@
-"""The life of a supervised server: gates, start, readiness, watch, stop. One loop; signals are only queued.
+"""The life of a supervised server: gates, start, readiness, watch, stop, restart. One loop; signals are only queued.
 
 preflight > starting > probing > serving > draining > stopped
 any of them may end in refused (a gate said no) or failed (it died, hung or never became ready).
@@ -6,18 +6,20 @@ any of them may end in refused (a gate said no) or failed (it died, hung or neve
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Severity
-from guarded_serve.profile.deployment import Deployment
-from guarded_serve.supervisor import death
+from guarded_serve.profile.deployment import Deployment, Setting
+from guarded_serve.supervisor import cgroup, crash, death
 from guarded_serve.supervisor.child import become_subreaper
+from guarded_serve.supervisor.fold import WINDOW_S, Folder
 from guarded_serve.supervisor.launch import Launch, Told
 from guarded_serve.supervisor.lines import Format, Lines
 from guarded_serve.supervisor.loop import Loop, Timer
@@ -25,13 +27,19 @@ from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.preflight import Gate
 from guarded_serve.supervisor.redact import Redactor
-from guarded_serve.supervisor.states import State, may_follow
+from guarded_serve.supervisor.reload import Reload, what_changes
+from guarded_serve.supervisor.restarts import Restarts
+from guarded_serve.supervisor.startup import StartClock
+from guarded_serve.supervisor.states import ENDS, State, may_follow
 from guarded_serve.supervisor.status_line import StatusLine
+from guarded_serve.supervisor.watch import Watch
 
 SERVER_COMMAND = (sys.executable, "-m", "sglang.launch_server")
 _STARTUP_STOP_S = 10.0  # a server that does not serve yet has nothing to drain
 _KILL_S = 10.0  # SIGKILL to everything gone; longer means a process that the kernel cannot end
 _STATUS_LINE_S = 10.0
+_BUSY_RETRY_S = 2.0
+_DUMP_S = 20.0
 _TAIL_SHOWN = 20
 
 
@@ -42,7 +50,7 @@ class Options:
     log_format: Format | None = None  # None: for a person on a terminal, else plain
     command: Sequence[str] = SERVER_COMMAND
     on_state: Callable[[State], None] | None = None  # the metric of the state
-    extra_secrets: tuple[str, ...] = field(default=())
+    reload: Reload | None = None  # reads the profile again; None: SIGHUP changes nothing
 
 
 Preflight = Callable[[Deployment], Gate]
@@ -60,33 +68,41 @@ def supervise(deployment: Deployment, preflight: Preflight, options: Options | N
 
 
 class Supervisor:
-    """The state machine. Public for tests; use `supervise`."""
+    """The state machine."""
 
     def __init__(
         self, loop: Loop, deployment: Deployment, preflight: Preflight, options: Options, output: Output
     ) -> None:
         self._loop = loop
         self._deployment = deployment
+        self._limits = deployment.profile.supervise
         self._preflight = preflight
         self._options = options
         self._output = output
-        self._redactor = Redactor.of(deployment, options.extra_secrets)
+        self._redactor = Redactor.of(deployment)
         self._lines = Lines(output, options.log_format or Format.suited_to(1), self._redactor)
         self._notify = Notify()
-        self._launch: Launch | None = None
-        self._state: State | None = None
-        self._code: ExitCode = ExitCode.OK  # what the run ends with, once `_finish` is on its way
-        self._ending: State | None = None  # the end that is waited for
-        self._ending_message = ""
-        self._timers: dict[str, Timer] = {}
-        self._stop_signals = 0
+        self._folder = Folder()
+        self._restarts = Restarts(self._limits.restarts, self._limits.restart_window_s)
         self._status_line = StatusLine(deployment.profile.break_even.baseline_tok_s)
+        self._launch: Launch | None = None
+        self._watch: Watch | None = None
+        self._clock: StartClock | None = None
+        self._state: State | None = None
+        self._code: ExitCode = ExitCode.OK
+        self._timers: dict[str, Timer] = {}
+        self._asked = 0  # stop signals so far
+        self._busy_until: float | None = None
+        self._kills_before: int | None = None
+        self._hang_up_stops = any(os.isatty(descriptor) for descriptor in (0, 1, 2))
         output.on_room = self._on_room
 
     def run(self) -> ExitCode:
         """Until the end."""
         become_subreaper()
-        self._loop.on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
+        wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        ignored = {number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN}
+        self._loop.on_signals(sorted(wanted - ignored), self._on_signal)  # nohup and `&` mean what they say
         try:
             self._begin()
             self._loop.run()
@@ -95,14 +111,14 @@ class Supervisor:
                 self._launch.close()
         return self._code
 
-    # States
+    # States and timers
 
     def _enter(self, state: State, message: str = "", *, level: str = "info", **fields: Any) -> None:
         if not may_follow(self._state, state):
             raise RuntimeError(f"{self._state} cannot become {state}")
         self._state = state
         getattr(self._lines, level)(message, state=state.value, **fields)
-        self._notify.send(STATUS=f"{state.value}{': ' + message if message else ''}")
+        self._notify.send(STATUS=self._redactor.text(f"{state.value}{': ' + message if message else ''}"))
         if self._options.on_state is not None:
             self._options.on_state(state)
 
@@ -110,10 +126,11 @@ class Supervisor:
         self._cancel(name)
         self._timers[name] = self._loop.call_later(seconds, callback)
 
-    def _cancel(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
+    def _cancel(self, *names: str) -> None:
+        for name in names:
+            timer = self._timers.pop(name, None)
+            if timer is not None:
+                timer.cancel()
 
     # Preflight and start
 
@@ -121,6 +138,10 @@ class Supervisor:
         self._enter(State.PREFLIGHT)
         for note in self._deployment.notes:
             self._lines.info(note)
+        self._busy_until = None
+        self._check()
+
+    def _check(self) -> None:
         deployment = self._deployment
         self._loop.in_thread(lambda: self._preflight(deployment), self._on_preflight)
 
@@ -129,15 +150,38 @@ class Supervisor:
             return  # stopped meanwhile
         if not isinstance(gate, Gate):
             self._end(State.FAILED, ExitCode.INTERNAL, f"the checks themselves failed: {gate!r}")
-            return
-        self._lines.report(gate.report)
-        if gate.code is not ExitCode.OK:
-            self._end(State.REFUSED, gate.code, "the checks before the start refused it; nothing was started")
-            return
+        elif gate.code is ExitCode.BUSY and self._may_wait(gate):
+            self._later("busy", _BUSY_RETRY_S, self._check)
+        else:
+            self._lines.report(gate.report)
+            if gate.code is ExitCode.OK:
+                self._start(gate)
+            else:
+                self._end(State.REFUSED, gate.code, "the checks before the start refused it; nothing was started")
+
+    def _may_wait(self, gate: Gate) -> bool:
+        """Memory, ports and shared memory of a server that just ended take a while to come free."""
+        now, wait_s = time.monotonic(), self._deployment.profile.gpus.wait_s
+        if self._busy_until is None:
+            self._busy_until = now + wait_s
+            errors = (found for found in gate.report.findings if found.severity is Severity.ERROR)
+            busy = [found.message for found in errors if found.exit_code is ExitCode.BUSY]
+            if wait_s > 0:
+                self._lines.warning(f"waiting for at most {wait_s:g} s (gpus.wait_s): {'; '.join(busy)}")
+                self._notify.send(STATUS=f"preflight: waiting for {'; '.join(busy)}")
+        self._notify.extend(2 * _BUSY_RETRY_S + 30)
+        return now + _BUSY_RETRY_S <= self._busy_until
+
+    def _start(self, gate: Gate) -> None:
+        pins = {
+            name: Setting(value, "the guard: the GPUs that were checked") for name, value in gate.environment.items()
+        }
+        self._kills_before = cgroup.out_of_memory_kills()
+        self._status_line.restarted()
         try:
             self._launch = Launch(
                 self._loop,
-                self._deployment,
+                replace(self._deployment, environment={**self._deployment.environment, **pins}),
                 self._options.command,
                 Told(
                     lines=self._on_lines,
@@ -147,63 +191,94 @@ class Supervisor:
                     lost=self._on_lost,
                     gone=self._on_gone,
                     beat=self._on_beat,
+                    fault=self._on_fault,
                 ),
             )
         except OSError as error:
             self._end(State.FAILED, ExitCode.INTERNAL, f"the server could not be started: {error}")
             return
         self._enter(State.STARTING, pid=self._launch.child.sentinel_pid)
-        deadline = self._deployment.profile.supervise.start_deadline_s
+        self._clock = StartClock(self._loop, self._launch, self._notify)
+        deadline = self._limits.start_deadline_s
         self._later("start", deadline, lambda: self._on_start_deadline(deadline))
 
     def _on_start_deadline(self, deadline: float) -> None:
-        self._show_tail()
-        self._end(State.FAILED, ExitCode.SERVER, f"not ready within {deadline:g} s (supervise.start_deadline_s)")
-
-    def _on_lines(self, block: bytes) -> None:
-        self._lines.server(self._redactor.block(block).splitlines())
-        if self._output.full and self._launch is not None:
-            self._launch.child.pause_output()
-
-    def _on_room(self) -> None:
-        if self._launch is not None:
-            self._launch.child.resume_output()
+        message = f"not ready within {deadline:g} s (supervise.start_deadline_s)"
+        self._end(State.FAILED, ExitCode.SERVER, message, kind="start-deadline", stacks=True)
 
     def _on_stage(self, stage: str) -> None:
-        launch = self._launch
-        if launch is not None and self._state is State.STARTING:
-            self._lines.info(stage, progress=f"{time.monotonic() - launch.started_at:.0f}s")
-            self._notify.send(STATUS=f"starting: {stage}")
+        if self._launch is not None and self._state is State.STARTING:
+            seconds = time.monotonic() - self._launch.started_at
+            self._lines.info(stage, progress=f"{seconds:.0f}s")
+            self._notify.send(STATUS=f"starting: {stage}, {seconds:.0f} s")
 
     def _on_answered(self) -> None:
-        if self._state is not State.STARTING:
-            return
-        self._enter(State.PROBING)
-        self._serve()
+        if self._state is State.STARTING:
+            self._enter(State.PROBING)
+            self._serve()
 
     def _serve(self) -> None:
         launch = self._launch
         assert launch is not None
-        self._cancel("start")
+        self._end_start()
         seconds = time.monotonic() - launch.started_at
         self._enter(State.SERVING, url=launch.address.url, pid=launch.child.server_pid, after=f"{seconds:.1f}s")
         self._notify.send(READY=1)
         if self._lines.style is Format.HUMAN:
             for line in _how_to_try(launch, str(self._deployment.get("served_model_name") or "default")):
                 self._lines.info(line)
+        self._watch = Watch(self._loop, launch, self._limits, self._notify, self._on_hung)
         self._later("status", _STATUS_LINE_S, self._show_status)
 
-    # While it serves
+    def _end_start(self) -> None:
+        self._cancel("start", "busy")
+        if self._clock is not None:
+            self._clock.stop()
+            self._clock = None
+
+    # What the server says
+
+    def _on_lines(self, block: bytes) -> None:
+        if self._watch is not None:
+            self._watch.lines(block)
+        if self._clock is not None:
+            self._clock.moved()
+        lines = self._redactor.block(block)[:-1].split(b"\n")
+        kept = self._folder.keep(lines)
+        if len(kept) < len(lines) and "fold" not in self._timers:
+            self._later("fold", WINDOW_S, self._show_folded)
+        self._lines.server(kept)
+        if self._output.full and self._launch is not None:
+            self._launch.child.pause_output()
+
+    def _show_folded(self) -> None:
+        self._cancel("fold")
+        for count, line in self._folder.close_window():
+            text = line.decode(errors="replace")
+            self._lines.warning(f"left out {count} more lines like: {text[:200]}", folded=count)
+
+    def _on_room(self) -> None:
+        if self._launch is not None:
+            self._launch.child.resume_output()
 
     def _on_beat(self, event: Mapping[str, Any]) -> None:
         self._status_line.add(event)
+        if self._watch is not None:
+            self._watch.beat(event)
+
+    def _on_fault(self, event: Mapping[str, Any]) -> None:
+        self._lines.warning(f"inside the engine, which goes on: {event.get('message')}", faults=event.get("faults"))
 
     def _show_status(self) -> None:
         if self._state in (State.SERVING, State.DRAINING):
             text = self._status_line.take()
             if text:
                 self._lines.info(text)
+                if self._state is State.SERVING:
+                    self._notify.send(STATUS=f"serving: {text}")
             self._later("status", _STATUS_LINE_S, self._show_status)
+
+    # Refusal, death, hang
 
     def _on_refused(self, refusal: Mapping[str, Any]) -> None:
         if self._state not in (State.STARTING, State.PROBING):
@@ -223,46 +298,52 @@ class Supervisor:
     def _on_lost(self, status: int | None, which: str | None) -> None:
         launch = self._launch
         assert launch is not None
-        if self._stop_signals:
+        if self._state is State.DRAINING:
             self._kill()
             return
+        kills = cgroup.out_of_memory_kills()
         tail = [line.decode(errors="replace") for line in launch.tail]
-        why = death.classify(status, tail, lost_process=which)
-        self._show_tail()
-        self._end(State.FAILED, ExitCode.SERVER, f"the server ended: {why.message}", cause=why.kind, remedy=why.remedy)
+        counted = kills - self._kills_before if kills is not None and self._kills_before is not None else 0
+        why = death.classify(status, tail, out_of_memory_kills=counted, lost_process=which)
+        message = f"the server ended: {why.message}"
+        self._end(State.FAILED, ExitCode.SERVER, message, kind=why.kind, remedy=why.remedy)
 
-    def _show_tail(self) -> None:
-        if self._launch is not None and self._launch.tail:
-            shown = list(self._launch.tail)[-_TAIL_SHOWN:]
-            self._lines.error(f"the server's last {len(shown)} lines:")
-            for line in shown:
-                self._lines.error("| " + line.decode(errors="replace"))
+    def _on_hung(self, reason: str) -> None:
+        remedy = "the crash folder holds where each process was; SGLang's own log and `dmesg` may say more"
+        self._end(State.FAILED, ExitCode.SERVER, f"the server hangs: {reason}", kind="hang", remedy=remedy, stacks=True)
 
-    # Stop and end
+    # Stop
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._state in (State.STOPPED, State.REFUSED, State.FAILED) or self._ending is not None:
+        if number is signal.SIGHUP and not self._hang_up_stops:
+            self._on_reload()
             return
-        self._stop_signals += 1
-        launch = self._launch
-        if launch is None:
-            self._end(State.STOPPED, ExitCode.OK, f"{number.name} before the start")
+        if self._state is State.FAILED and "restart" in self._timers:
+            self._cancel("restart")
+            self._finish(State.STOPPED, ExitCode.OK, f"{number.name} while a restart was waited for")
             return
-        if self._stop_signals > 1:
+        self._asked += 1
+        if self._state in ENDS:
+            return  # the end is on its way; no restart will follow it
+        if self._launch is None:
+            self._cancel("busy")
+            self._finish(State.STOPPED, ExitCode.OK, f"{number.name} before the start")
+        elif self._asked > 1:
             self._lines.warning(f"{number.name} again: not waiting any longer")
             self._kill()
-            return
+        else:
+            self._drain(self._launch, number.name)
+
+    def _drain(self, launch: Launch, cause: str) -> None:
         served = self._state is State.SERVING
-        limit = self._deployment.profile.supervise.drain_s
-        limit = limit if served else min(limit, _STARTUP_STOP_S)
-        self._cancel("start")
-        self._enter(
-            State.DRAINING,
-            f"{number.name}: running requests may end, for at most {limit:g} s; again to hurry"
-            if served
-            else f"{number.name} before it served: ending it",
-        )
+        limit = self._limits.drain_s if served else min(self._limits.drain_s, _STARTUP_STOP_S)
+        self._end_start()
+        if self._watch is not None:
+            self._watch.stop()
+        waits = f"running requests may end, for at most {limit:g} s; again to hurry"
         self._notify.send(STOPPING=1)
+        self._enter(State.DRAINING, f"{cause}: {waits}" if served else f"{cause} before it served: ending it")
+        self._notify.extend(limit + _KILL_S + 5)
         launch.child.note_shared_memory()
         launch.child.terminate()
         self._later("drain", limit, self._on_drain_deadline)
@@ -271,35 +352,69 @@ class Supervisor:
         self._lines.warning("it did not end in time: killing it")
         self._kill()
 
+    # The end of a launch
+
+    def _end(
+        self,
+        state: State,
+        code: ExitCode,
+        message: str,
+        *,
+        kind: str | None = None,
+        remedy: str | None = None,
+        stacks: bool = False,
+    ) -> None:
+        """Refused or failed: say so at once, keep what helps afterwards, then end whatever runs."""
+        self._end_start()
+        if self._watch is not None:
+            self._watch.stop()
+        launch = self._launch
+        if kind is not None and launch is not None:
+            self._show_tail(launch)
+        self._code = code
+        self._enter(state, message, level="error", cause=kind, remedy=remedy, exit=int(code))
+        if launch is None:
+            self._after()
+            return
+        if kind is not None:
+            facts = {"message": message, "remedy": remedy, "launch": launch.launch_id, "exit": int(code)}
+            where = crash.write(crash.base(self._deployment), kind, facts, launch.tail, self._redactor)
+            if where is not None:
+                self._lines.info(f"what is known is in {where}", crash=str(where))
+                if stacks:
+                    processes = {pid: name.rpartition(" ")[0] for name, pid in launch.watched().items()}
+                    self._notify.extend(_DUMP_S + _KILL_S)
+                    self._loop.in_thread(lambda: crash.dump_stacks(where, processes, _DUMP_S), lambda _: self._kill())
+                    return
+        self._kill()
+
+    def _show_tail(self, launch: Launch) -> None:
+        shown = list(launch.tail)[-_TAIL_SHOWN:]
+        if shown:
+            self._lines.error(f"the server's last {len(shown)} lines:")
+            for line in shown:
+                self._lines.error("| " + line.decode(errors="replace"))
+
     def _kill(self) -> None:
         """Everything of the server ends now; `_on_gone` follows."""
         assert self._launch is not None
         self._cancel("drain")
+        if self._launch.child.gone:
+            self._on_gone([])
+            return
         self._launch.kill()
         self._later("kill", _KILL_S, self._on_unkillable)
 
-    def _end(self, state: State, code: ExitCode, message: str, **fields: Any) -> None:
-        """Go to an end; what runs is killed first, and the state is entered when it is gone."""
-        if self._ending is not None:
-            return
-        self._cancel("start")
-        self._code = code
-        if self._launch is None or self._launch.child.gone:
-            self._enter(state, message, level="info" if code is ExitCode.OK else "error", exit=int(code), **fields)
-            self._loop.stop()
-            return
-        self._enter(state, message, level="error", exit=int(code), **fields)
-        self._ending = state
-        self._kill()
-
     def _on_gone(self, removed: list[str]) -> None:
-        self._cancel("kill")
-        self._cancel("drain")
+        self._cancel("kill", "drain", "status")
+        self._show_folded()
         if removed:
             self._lines.info("removed from shared memory: " + ", ".join(removed))
+        self._close_launch()
         if self._state is State.DRAINING:
-            self._enter(State.STOPPED, "nothing of the server is left", exit=0)
-        self._loop.stop()
+            self._finish(State.STOPPED, ExitCode.OK, "nothing of the server is left")
+        elif self._state in ENDS:
+            self._after()
 
     def _on_unkillable(self) -> None:
         assert self._launch is not None
@@ -309,8 +424,65 @@ class Supervisor:
             remedy="the kernel cannot end them (a driver call that never returns); the machine may need a restart",
         )
         if self._state is State.DRAINING:
-            self._enter(State.STOPPED, "processes are left", exit=0)
+            self._finish(State.STOPPED, ExitCode.OK, "processes are left")
+        else:
+            self._loop.stop()  # a restart beside them would only fail
+
+    def _close_launch(self) -> None:
+        if self._launch is not None:
+            self._launch.close()
+        self._launch, self._watch = None, None
+
+    def _after(self) -> None:
+        """After a refusal or failure: another try, or the end."""
+        delay = None
+        if self._state is State.FAILED and self._code is ExitCode.SERVER and not self._asked:
+            delay = self._restarts.next_delay_s(time.monotonic())
+        if delay is None:
+            self._loop.stop()
+            return
+        self._lines.warning(f"{self._restarts.describe()}, in {delay:g} s")
+        self._notify.extend(delay + 30)
+        self._later("restart", delay, self._restart)
+
+    def _restart(self) -> None:
+        self._cancel("restart")
+        self._begin()
+
+    def _finish(self, state: State, code: ExitCode, message: str) -> None:
+        self._code = code
+        self._enter(state, message, exit=int(code))
         self._loop.stop()
+
+    # Reload
+
+    def _on_reload(self) -> None:
+        read = self._options.reload
+        if read is None:
+            self._lines.warning("SIGHUP: there is no profile to read again")
+            return
+        self._notify.reloading()
+        self._lines.info("SIGHUP: reading the profile again")
+        self._loop.in_thread(read, self._on_reloaded)
+
+    def _on_reloaded(self, result: object) -> None:
+        if isinstance(result, Deployment):
+            change = what_changes(self._deployment, result)
+            for text in change.live:
+                self._lines.info(f"in force now: {text}")
+            for text in change.later:
+                self._lines.warning(f"needs a restart: {text}")
+            if not change.live and not change.later:
+                self._lines.info("nothing changed")
+            self._limits = change.limits
+            self._restarts.allowed, self._restarts.window_s = self._limits.restarts, self._limits.restart_window_s
+            self._status_line.baseline = result.profile.break_even.baseline_tok_s
+            if self._watch is not None:
+                self._watch.limits(self._limits)
+            self._deployment = change.deployment
+        else:
+            self._lines.error(f"the profile was not taken: {result}", remedy="`guarded-serve check` says what is wrong")
+        self._notify.send(READY=1, STATUS=f"{self._state.value if self._state else ''}")
 
 
 def _how_to_try(launch: Launch, model: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ class StatusLine:
     """Keeps the newest totals of the lowest rank and says what happened since the last line."""
 
     def __init__(self, baseline_tok_s: Mapping[int, float]) -> None:
-        self._baseline = baseline_tok_s
+        self.baseline = baseline_tok_s
         self._rank: int | None = None
         self._newest: Totals | None = None
         self._told: dict[tuple[bool, int], BatchTotals] = {}
@@ -54,7 +54,7 @@ class StatusLine:
         if busiest is None:
             return ""
         cycles, plain, batch_size, news = busiest
-        text = describe(news, batch_size, plain, self._baseline.get(batch_size))
+        text = describe(news, batch_size, plain, self.baseline.get(batch_size))
         return text + (f"; {others - cycles} cycles at other batch sizes" if others > cycles else "")
 
 

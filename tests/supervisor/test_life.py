@@ -67,7 +67,7 @@ def test_api_key_is_used_and_never_shown(tmp_path: Path) -> None:
 
 
 def test_refused_before_the_start(tmp_path: Path) -> None:
-    with Supervised(tmp_path, gate=65) as server:
+    with Supervised(tmp_path, gates=(65,)) as server:
         assert server.end() == 65
         assert server.states() == ["preflight", "refused"]
         assert server.pids() == {}
@@ -84,10 +84,17 @@ def test_refused_inside_the_engine(tmp_path: Path) -> None:
 
 
 def test_refused_when_a_hook_is_missing(tmp_path: Path) -> None:
-    with Supervised(tmp_path, {"hooks": {"EagleDraftWorker.draft": "no such name"}}) as server:
+    profile = {"timing": {"directory": str(tmp_path)}}
+    with Supervised(tmp_path, {"hooks": {"EagleDraftWorker.draft": "no such name"}}, profile) as server:
         assert server.end() == 65
         assert "EagleDraftWorker.draft: no such name" in server.text()
         assert "serving" not in server.states()
+
+
+def test_a_missing_hook_is_a_warning_where_no_cycle_log_is_asked_for(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"hooks": {"EagleDraftWorker.draft": "no such name"}}) as server:
+        ready(server)
+        assert "EagleDraftWorker.draft: no such name; no cycle is timed" in server.text()
 
 
 def test_refused_without_hello(tmp_path: Path) -> None:
@@ -270,7 +277,11 @@ def test_a_flood_of_lines_is_passed_on_fast(tmp_path: Path) -> None:
         assert server.end() == 0
         assert seconds < 8
         numbers = [int(number) for number in re.findall(r"^flood line (\d+)$", server.text(), re.MULTILINE)]
-        assert numbers == list(range(lines))
+        folded = sum(int(number) for number in re.findall(r"folded=(\d+)", server.text()))
+        assert len(numbers) + folded == lines
+        assert numbers == sorted(numbers)
+        assert numbers[:100] == list(range(100))
+        assert len(numbers) < 2000
 
 
 def test_json_lines(tmp_path: Path) -> None:

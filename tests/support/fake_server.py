@@ -130,7 +130,7 @@ def _child(scenario: Scenario, role: str) -> None:
     while True:
         time.sleep(0.2 if scenario.beats and role == "scheduler" else 3600)
         cycles += scenario.cycles_per_s
-        _tell("beat", dropped=0, totals=_totals(cycles, scenario.running), busy=scenario.running, forwards=cycles)
+        _tell("beat", dropped=0, totals=_totals(cycles, scenario.running), busy=scenario.running > 0, forwards=cycles)
         if not scenario.children_outlive and os.getppid() == 1:
             os._exit(0)
         assert mapped is None or mapped
@@ -191,9 +191,11 @@ def _register(scenario: Scenario, role: str) -> None:
 
 
 def _flood(lines: int) -> None:
-    for start in range(0, lines, 1000):
-        sys.stdout.write("".join(f"flood line {number}\n" for number in range(start, min(start + 1000, lines))))
     sys.stdout.flush()
+    for start in range(0, lines, 1000):
+        data = "".join(f"flood line {number}\n" for number in range(start, min(start + 1000, lines))).encode()
+        while data:  # Python's own text stream loses the rest of a write that a signal interrupts
+            data = data[os.write(1, data) :]
 
 
 def _nap(seconds: float, stopping: threading.Event) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +66,10 @@ class Supervised:
         *,
         arguments: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
-        gate: int = 0,
+        gates: tuple[int, ...] = (0,),
         gate_s: float = 0.0,
         log_format: str | None = None,
+        wild_clock: bool = False,
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -78,9 +81,10 @@ class Supervised:
             "profile": {"server": {"model_path": "/none"}, **(profile or {})},
             "arguments": ["--port", str(self.port), *arguments],
             "server": {"port": self.port},
-            "gate": gate,
+            "gates": gates,
             "gate_s": gate_s,
             "log_format": log_format,
+            "wild_clock": wild_clock,
         }
         if "--api-key" in arguments:
             request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
@@ -96,6 +100,7 @@ class Supervised:
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "XDG_RUNTIME_DIR": str(self.run_base),
+                "XDG_STATE_HOME": str(folder / "state"),
                 **(environment or {}),
             },
             **popen,
@@ -179,13 +184,22 @@ def _run(request: dict[str, Any]) -> int:
         arguments=tuple(request["arguments"]),
     )
 
+    codes = list(request["gates"])
+    if request["wild_clock"]:
+        rightly = time.time
+        time.time = lambda: rightly() + random.choice((-1, 1)) * 400 * 86400 * (int(time.monotonic()) % 2)
+
     def preflight(_: Deployment) -> Gate:
         time.sleep(request["gate_s"])
-        return _gate(ExitCode(request["gate"]))
+        return _gate(ExitCode(codes.pop(0) if len(codes) > 1 else codes[0]))
+
+    def reload() -> Deployment:
+        limits = deployment.profile.supervise.model_copy(update={"hang_s": 77.0})
+        return replace(deployment, profile=deployment.profile.model_copy(update={"supervise": limits}))
 
     command = (sys.executable, str(Path(__file__).with_name("fake_server.py")), json.dumps(request["scenario"]))
     log_format = Format(request["log_format"]) if request["log_format"] else None
-    return supervise(deployment, preflight, Options(log_format=log_format, command=command))
+    return supervise(deployment, preflight, Options(log_format=log_format, command=command, reload=reload))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""The supervisor's plain rules: deaths, folding, secrets, cgroups, restarts, reload, states."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from guarded_serve.profile.deployment import Deployment, Setting
+from guarded_serve.profile.model import Profile
+from guarded_serve.supervisor import cgroup, death
+from guarded_serve.supervisor.fold import PASSED, Folder
+from guarded_serve.supervisor.lines import Format, Lines
+from guarded_serve.supervisor.loop import Loop
+from guarded_serve.supervisor.output import Output
+from guarded_serve.supervisor.redact import Redactor
+from guarded_serve.supervisor.reload import what_changes
+from guarded_serve.supervisor.restarts import Restarts
+from guarded_serve.supervisor.states import ENDS, State, may_follow
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "line"),
+    [
+        ("cuda-memory", -9, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
+        ("cuda", -9, "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("xid", -9, "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus."),
+        ("port", 1, "ERROR: [Errno 98] error while attempting to bind on address: address already in use"),
+        ("shared-memory", -7, "[rank 0] Scheduler died: exit code: -7"),
+        ("disk", 1, "OSError: [Errno 28] No space left on device: '/root/.cache/x'"),
+        ("memory", 1, "MemoryError"),
+        ("watchdog", -9, "Watchdog timeout (self.watchdog_last_forward_ct=9)"),
+        ("killed", -9, "Decode batch, #running-req: 1"),
+        ("exit", 0, "Decode batch, #running-req: 1"),
+    ],
+)
+def test_death_is_read_from_the_tail(kind: str, status: int, line: str) -> None:
+    found = death.classify(status, ["some line", line, "another"])
+    assert found.kind == kind
+    assert found.remedy
+
+
+def test_death_names_the_exception_of_a_traceback() -> None:
+    tail = ["Traceback (most recent call last):", '  File "x.py", line 3', "ValueError: ids [1,3,9] of 9 layers", "bye"]
+    found = death.classify(-9, tail)
+    assert found.kind == "crash"
+    assert found.message == "ValueError: ids [1,3,9] of 9 layers (signal SIGKILL)"
+
+
+def test_the_kernels_count_of_memory_kills_comes_first() -> None:
+    found = death.classify(-9, ["CUDA error: something"], out_of_memory_kills=1, lost_process="scheduler 7")
+    assert found.kind == "memory"
+    assert "scheduler 7 ended first" in found.message
+
+
+def test_memory_kills_of_both_cgroup_versions(tmp_path: Path) -> None:
+    first = tmp_path / "one/memory/system.slice/serve"
+    first.mkdir(parents=True)
+    (first / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert cgroup.out_of_memory_kills(tmp_path / "one", "4:memory:/system.slice/serve\n0::/\n") == 3
+    second = tmp_path / "two/system.slice/serve"
+    second.mkdir(parents=True)
+    (second / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert cgroup.out_of_memory_kills(tmp_path / "two", "0::/system.slice/serve\n") == 2
+    assert cgroup.out_of_memory_kills(tmp_path / "two", "0::/elsewhere\n") is None
+    # in a container the path is the host's, and the mount shows our own cgroup at its root
+    (tmp_path / "two/memory.events").write_text("oom_kill 1\n")
+    assert cgroup.out_of_memory_kills(tmp_path / "two", "0::/docker/123\n") == 1
+
+
+def test_floods_are_folded_by_template_and_counted() -> None:
+    folder = Folder()
+    lines = [f"thread {number}: invalid eagle tree".encode() for number in range(1000)]
+    kept = folder.keep([*lines[:500], b"something else", *lines[500:]])
+    assert kept == [*lines[:PASSED], b"something else"]
+    assert folder.close_window() == [(1000 - PASSED, lines[PASSED])]
+    assert folder.keep(lines[:1]) == lines[:1]
+    assert folder.close_window() == []
+
+
+def test_lines_that_differ_in_words_are_no_flood() -> None:
+    lines = [b"word " + bytes([97 + i % 26, 97 + i // 26 % 26, 97 + i // 676]) for i in range(3000)]
+    assert Folder().keep(lines) == lines
+
+
+def deployment(**server: object) -> Deployment:
+    return Deployment(
+        profile=Profile(),
+        profile_path=None,
+        server={name: Setting(value, "test") for name, value in server.items()},
+        defaults={"port": 30000},
+        arguments=(),
+        environment={"HF_TOKEN": Setting("hf_abcdefgh", "profile"), "NCCL_DEBUG": Setting("INFO", "profile")},
+    )
+
+
+def test_secrets_are_masked_in_text_bytes_and_fields(tmp_path: Path) -> None:
+    redactor = Redactor.of(deployment(api_key="sk-12345678"))
+    assert redactor.text("--api-key sk-12345678 hf_abcdefgh INFO") == "--api-key *** *** INFO"
+    assert redactor.block(b"sk-12345678\n") == b"***\n"
+    with Loop() as loop, (tmp_path / "out").open("wb") as file:
+        output = Output(loop, file.fileno())
+        for style in Format:
+            lines = Lines(output, style, redactor)
+            lines.info("key sk-12345678", found="hf_abcdefgh")
+        output.finish()
+    text = (tmp_path / "out").read_text()
+    assert "sk-12345678" not in text
+    assert "hf_abcdefgh" not in text
+    assert text.count("***") == 6
+
+
+def test_restarts_back_off_and_end() -> None:
+    restarts = Restarts(3, 100)
+    assert [restarts.next_delay_s(now) for now in (0, 10, 20, 30)] == [1, 2, 4, None]
+    assert restarts.next_delay_s(105) == 4  # the first has left the window
+    assert Restarts(0, 100).next_delay_s(0) is None
+
+
+def test_reload_changes_limits_at_once_and_the_rest_later() -> None:
+    before = deployment(port=30000, api_key="old-secret")
+    profile = Profile.model_validate({"supervise": {"hang_s": 60.0}, "timing": {"keep": 3}})
+    after = Deployment(**{**vars(deployment(port=30001, api_key="new-secret")), "profile": profile})
+    change = what_changes(before, after)
+    assert change.live == ("supervise.hang_s = 60.0 (was 120)",)
+    assert change.later == ("timing.keep = 3 (was 40)", "server.api_key", "server.port = 30001 (was 30000)")
+    assert change.limits.hang_s == 60
+    assert change.deployment.profile.timing.keep == 40
+    assert change.deployment.get("port") == 30000
+
+
+def test_states_follow_each_other_as_documented() -> None:
+    assert may_follow(None, State.PREFLIGHT)
+    assert not may_follow(None, State.SERVING)
+    assert not may_follow(State.STARTING, State.SERVING)  # probing lies between
+    assert not may_follow(State.STOPPED, State.PREFLIGHT)
+    assert all(any(may_follow(state, end) for end in ENDS) for state in State if state not in ENDS)
+
+
+def test_a_full_disk_for_the_log_loses_lines_only() -> None:
+    with Loop() as loop, open("/dev/full", "wb") as full:  # noqa: PTH123
+        output = Output(loop, os.dup(full.fileno()))
+        output.write(b"lost\n")
+        assert output.lost == 5
+        assert not output.gone
