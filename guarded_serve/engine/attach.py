@@ -15,6 +15,7 @@ from guarded_serve.engine.clock import CycleClock
 from guarded_serve.engine.cycle_file import CycleFile
 from guarded_serve.engine.events import Events
 from guarded_serve.engine.hooks import APPLIED, Hook, clock_hooks, install, missing
+from guarded_serve.engine.prometheus import EngineMetrics
 from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, WORKERS, worker_name
 from guarded_serve.engine.telemetry import Telemetry
 from guarded_serve.engine.timers import CpuTimer, EventTimer, Timer
@@ -81,6 +82,8 @@ def _start(settings: EngineSettings, events: Events, scheduler: Any) -> None:
     clock = CycleClock(timer, telemetry.take, rank=rank, plain=name == PLAIN_WORKER, wall=time.time)
     telemetry.clock = clock
     telemetry.scheduler = scheduler
+    if scheduler.server_args.enable_metrics:
+        telemetry.metrics = EngineMetrics(rank)
     hooks = {BUILD: APPLIED, **install(clock_hooks(clock, WORKERS[name]))}
     telemetry.start()
     atexit.register(telemetry.stop)

@@ -16,6 +16,7 @@ from typing import Any
 from guarded_serve.engine.clock import CycleClock
 from guarded_serve.engine.cycle_file import CycleFile
 from guarded_serve.engine.events import Events
+from guarded_serve.engine.prometheus import EngineMetrics
 from guarded_serve.engine_link import BEAT, FAULT
 from guarded_serve.timing.record import Cycle
 from guarded_serve.timing.totals import Totals
@@ -38,6 +39,7 @@ class Telemetry:
         self._control = control
         self._control_seen: tuple[int, int] | None = None
         self._file = cycle_file
+        self.metrics: EngineMetrics | None = None  # set before `start`, when SGLang's own /metrics is on
         self._queue: deque[Cycle] = deque()
         self._faults_told = 0
         self._stop = threading.Event()
@@ -78,12 +80,24 @@ class Telemetry:
         for position in range(len(self._queue)):
             cycle = self._queue.popleft()
             self.totals.add(cycle)
+            self._measure(cycle)
             if self._file is not None:
                 lines.append(cycle.to_line())
             if position % SLICE == SLICE - 1:
                 time.sleep(0)
         if lines and self._file is not None:
             self._file.put("".join(lines).encode(), len(lines))
+
+    def _measure(self, cycle: Cycle) -> None:
+        """Count into SGLang's own metrics; given up for good at the first error, the rest goes on."""
+        if self.metrics is None:
+            return
+        try:
+            self.metrics.add(cycle)
+        except Exception as error:
+            self.metrics = None
+            if self.clock is not None:
+                self.clock.fault(error)
 
     def _beat(self) -> None:
         clock, written = self.clock, self._file

@@ -21,6 +21,8 @@ takes the period, and not the sum of the stages, as the cycle's time, and shows 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 def accept_length(tokens: float, verifications: float) -> float:
     """Mean tokens a request gets from a cycle, bonus included.
@@ -73,3 +75,19 @@ def break_even(cycle_ms: float, baseline_tok_s: float, bs: int) -> float:
 def gain(batch_tok_s: float, baseline_tok_s: float) -> float:
     """What the drafter brings, as a fraction of the baseline: -0.27 is 27 % slower than without it."""
     return batch_tok_s / baseline_tok_s - 1
+
+
+def baseline_at(bs: int, baselines: Mapping[int, float]) -> float | None:
+    """The whole batch's plain tokens per second at a batch size, from a table of a few.
+
+    Between two measured batch sizes the step time is taken as linear; outside them nothing is said (None).
+    """
+    if bs in baselines:
+        return baselines[bs]
+    below = max((known for known in baselines if known < bs), default=None)
+    above = min((known for known in baselines if known > bs), default=None)
+    if below is None or above is None:
+        return None
+    low, high = plain_step_ms(baselines[below], below), plain_step_ms(baselines[above], above)
+    step = low + (high - low) * (bs - below) / (above - below)
+    return bs / step * 1e3

@@ -122,14 +122,14 @@ class Totals:
         """Plain JSON values; batch sizes become strings."""
         value = asdict(self)
         for name in ("speculative", "plain"):
-            value[name] = {str(bs): entry for bs, entry in value[name].items()}
+            value[name] = {str(bs): entry for bs, entry in dict(value[name]).items()}
         return value
 
     @classmethod
     def from_mapping(cls, value: dict[str, Any]) -> Totals:
         """Raises KeyError, TypeError or ValueError when it is not what `to_mapping` gave."""
         tables = {
-            name: {int(bs): BatchTotals(**entry) for bs, entry in value[name].items()}
+            name: {int(bs): BatchTotals(**entry) for bs, entry in dict(value[name]).items()}
             for name in ("speculative", "plain")
         }
         return cls(**{**value, **tables})

@@ -1,4 +1,4 @@
-"""The accounts close: a thousand requests with prefills, batches, stop strings, cancellation and retraction mixed in."""
+"""The accounts close: a thousand requests with prefills, stop strings, cancellation and retraction mixed in."""
 
 from __future__ import annotations
 

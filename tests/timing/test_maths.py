@@ -59,3 +59,12 @@ def test_break_even_is_where_the_gain_is_zero() -> None:
 def test_a_plain_step_of_a_batch() -> None:
     """The baseline is the whole batch's rate: 8 requests at 400 tok/s together take 20 ms a step."""
     assert maths.plain_step_ms(400.0, 8) == pytest.approx(20.0)
+
+
+def test_a_baseline_between_two_measured_batch_sizes() -> None:
+    """Step times 10 ms at 1 and 20 ms at 11: 15 ms at 6, and nothing outside."""
+    table = {1: 100.0, 11: 550.0}
+    assert maths.baseline_at(6, table) == pytest.approx(6 / 0.015)
+    assert maths.baseline_at(11, table) == 550.0
+    assert maths.baseline_at(12, table) is None
+    assert maths.baseline_at(5, {}) is None
