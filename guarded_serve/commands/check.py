@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from importlib import import_module
 
 from guarded_serve.checks.formats import FORMATS
@@ -44,15 +43,13 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     if options.list:
         sys.stdout.write(listing(options.only))
         return ExitCode.OK
-    from guarded_serve.checks.registry import CHECKS, checks_of  # noqa: PLC0415 - `--help` needs none of it
-    from guarded_serve.checks.runner import exit_code, run_checks  # noqa: PLC0415
-    from guarded_serve.facts.gather import gather  # noqa: PLC0415
+    from guarded_serve.checks.gate import judge  # noqa: PLC0415 - `--help` needs none of it
+    from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415
+    from guarded_serve.checks.runner import exit_code  # noqa: PLC0415
     from guarded_serve.profile.resolve import resolve_options  # noqa: PLC0415
 
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
-    deployment = resolution.deployment
-    facts = replace(gather(deployment, options.only), configuration=resolution.findings)
-    report = run_checks(checks_of(options.only), facts, deployment.profile.preflight.ignore)
+    _, report = judge(resolution.deployment, options.only, resolution.findings)
     code = exit_code(report, strict=options.strict)
     sys.stdout.write(rendered(report, code, options.format))
     return code

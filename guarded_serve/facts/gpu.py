@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import Any, TypeVar
 
-import guarded_serve
 from guarded_serve.facts.gpu_probe import ASKING
+from guarded_serve.facts.own_module import NEUTRAL_FOLDER, own_command, own_environment
 from guarded_serve.facts.reading import Reading, State
 
 T = TypeVar("T")
@@ -174,15 +172,13 @@ class Driver:
 def ask_driver(environment: Mapping[str, str] | None = None, deadline_s: float = PROBE_DEADLINE_S) -> Driver:
     """Run the probe in a child and read its answer; never raises and never takes much longer than the deadline."""
     started = time.perf_counter()
-    child_environment = dict(os.environ if environment is None else environment)
-    root = str(Path(guarded_serve.__file__).parents[1])
-    child_environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, child_environment.get("PYTHONPATH"))))
     child = subprocess.Popen(
-        [sys.executable, "-m", "guarded_serve.facts.gpu_probe"],
+        own_command("facts.gpu_probe"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=child_environment,
+        env=own_environment(os.environ if environment is None else environment),
+        cwd=NEUTRAL_FOLDER,
         start_new_session=True,
     )
     try:

@@ -94,8 +94,7 @@ class _Cannot(Exception):
 
 def uses_cpu(deployment: Deployment) -> bool:
     """Whether the deployment runs on the CPU: no GPU is looked at."""
-    engine = getattr(deployment.profile, "engine", None)
-    return deployment.get("device") == "cpu" or bool(getattr(engine, "cpu_kernels", False))
+    return deployment.get("device") == "cpu" or deployment.profile.engine.cpu_kernels
 
 
 def choose_gpus(deployment: Deployment, cards: Sequence[Card], environment: Mapping[str, str]) -> GpuChoice:

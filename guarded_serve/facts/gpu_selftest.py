@@ -9,16 +9,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import guarded_serve
 from guarded_serve.facts.gpu_choice import GpuChoice
 from guarded_serve.facts.gpu_weights import model_config
+from guarded_serve.facts.own_module import NEUTRAL_FOLDER, own_command, own_environment
 
 if TYPE_CHECKING:
     from guarded_serve.profile.deployment import Deployment
@@ -57,7 +56,6 @@ class SelfTest:
     all_reduce: AllReduce | None = None
     layers: int | None = None  # of the target: each sends two all-reduces a step
     error: str | None = None
-    skipped: str | None = None
     seconds: float = 0.0
 
     @property
@@ -85,15 +83,14 @@ def run_selftest(
     """Run the child on the devices of the ranks; never raises."""
     size, layers = verify_bytes(deployment)
     places = [choice.visible.index(device) for device in choice.chosen]
-    root = str(Path(guarded_serve.__file__).parents[1])
-    python_path = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
     started = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, "-m", "guarded_serve.facts.gpu_selftest_child", json.dumps({"places": places, "bytes": size})],
+        own_command("facts.gpu_selftest_child", json.dumps({"places": places, "bytes": size})),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**environment, **choice.environment, "PYTHONPATH": python_path},
+        env=own_environment({**environment, **choice.environment}),
+        cwd=NEUTRAL_FOLDER,
         start_new_session=True,
     )
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guarded_serve.facts.gpu import MIB, PROBE_DEADLINE_S, Driver, Gpu, ask_driver
+from guarded_serve.facts.gpu import PROBE_DEADLINE_S, Driver, Gpu, ask_driver
 from guarded_serve.facts.gpu_choice import Card, Device, GpuChoice, choose_gpus, uses_cpu
 from guarded_serve.facts.gpu_holders import Holders, find_holders
 from guarded_serve.facts.gpu_selftest import SelfTest, run_selftest
@@ -77,20 +77,16 @@ def gather_gpus(
     environment: Mapping[str, str] | None = None,
     root: Path = PROC,
     deadline_s: float = PROBE_DEADLINE_S,
-    selftest: bool | None = None,
     model: ModelFacts | None = None,
 ) -> GpuFacts | None:
-    """Ask the driver, resolve the choice, look for holders; None for a deployment on the CPU.
-
-    Touches no GPU memory, unless ``selftest`` (None: as the profile says) and the chosen cards are empty.
-    """
+    """Ask the driver, resolve the choice, look for holders; None for a deployment on the CPU. Touches no GPU memory."""
     if uses_cpu(deployment):
         return None
     view = server_view(deployment, os.environ if environment is None else environment)
     driver = ask_driver(deadline_s=deadline_s)
     if driver.trouble is not None:
         return GpuFacts(driver, GpuChoice(), on_bus=cards_on_bus())
-    facts = GpuFacts(
+    return GpuFacts(
         driver=driver,
         choice=choose_gpus(deployment, cards_of(driver), view),
         holders=find_holders(driver.gpus, root),
@@ -101,20 +97,14 @@ def gather_gpus(
         on_bus=cards_on_bus(),
         balance_enforced=view.get(BALANCE_SWITCH, "true").lower() not in ("0", "false", "no", "n"),
     )
-    wanted = deployment.profile.gpus.selftest if selftest is None else selftest
-    if not (wanted and facts.choice.ranks):
+
+
+def with_selftest(facts: GpuFacts, deployment: Deployment) -> GpuFacts:
+    """The same facts with a self-test of the chosen GPUs, which must be empty: it allocates memory on them."""
+    if not facts.choice.ranks:
         return facts
-    if not _is_empty(facts, deployment.profile.gpus.max_used_mib):
-        return replace(facts, selftest=SelfTest(skipped="the chosen GPUs are not empty"))
+    view = server_view(deployment, os.environ)
     return replace(facts, selftest=run_selftest(deployment, facts.choice, view))
-
-
-def _is_empty(facts: GpuFacts, limit_mib: int) -> bool:
-    """Whether nothing but the driver is on the chosen cards, so that a self-test disturbs nobody."""
-    return all(
-        not gpu.compute.value and gpu.memory.value is not None and gpu.memory.value.used <= limit_mib * MIB
-        for gpu, _ in facts.chosen
-    )
 
 
 def installed_torch_cuda() -> tuple[int, int] | None:

@@ -114,10 +114,10 @@ def wanted_disks(deployment: Deployment) -> list[tuple[str, Path, int]]:
         ("compiled kernels", Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), _JIT_CACHE_BYTES),
         ("temporary files", Path(tempfile.gettempdir()), _TEMPORARY_BYTES),
     ]
-    timing = getattr(deployment.profile, "timing", None)
-    if timing is not None and timing.directory:
+    timing = deployment.profile.timing
+    if timing.directory:
         ranks = int(deployment.get("tp_size") or 1) if timing.ranks == "all" else 1
-        wanted.append(("the cycle log", Path(timing.directory), (timing.keep + 1) * timing.rotate_mib * MIB * ranks))
+        wanted.append(("the cycle log", timing.directory, (timing.keep + 1) * timing.rotate_mib * MIB * ranks))
     return wanted
 
 

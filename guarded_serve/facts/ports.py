@@ -82,9 +82,8 @@ def wanted_ports(deployment: Deployment) -> tuple[WantedPort, ...]:
         ports.append(WantedPort("the bootstrap of prefill and decode", "--disaggregation-bootstrap-port", host, number))
     if deployment.get("grpc_port"):
         ports.append(WantedPort("gRPC", "--grpc-port", host, int(deployment.get("grpc_port"))))
-    metrics = int(getattr(getattr(deployment.profile, "metrics", None), "port", 0) or 0)
-    if metrics:
-        ports.append(WantedPort("the guard's metrics", "[metrics] port", host, metrics))
+    if deployment.profile.metrics.port:
+        ports.append(WantedPort("the guard's metrics", "[metrics] port", host, deployment.profile.metrics.port))
     return tuple(ports)
 
 
