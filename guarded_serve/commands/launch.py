@@ -17,6 +17,7 @@ from guarded_serve.supervisor.lines import Format
 from guarded_serve.supervisor.preflight import Gate, preflight
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.run import SERVER_COMMAND, Options, supervise
+from guarded_serve.supervisor.secrets import with_api_key
 
 SUMMARY = "check everything, start SGLang, and watch over it"
 
@@ -46,10 +47,15 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         if fresh.exit_code() is not ExitCode.OK:
             errors = (found for found in fresh.findings if found.severity is Severity.ERROR)
             raise ValueError("; ".join(f"{found.where}: {found.message}" for found in errors))
-        return fresh.deployment
+        return with_api_key(fresh.deployment)
 
     log_format = Format.JSON if guard.log_format == "json" else None
-    return supervise(resolution.deployment, gate, Options(log_format=log_format, reload=again))
+    try:
+        deployment = with_api_key(resolution.deployment)
+    except (OSError, ValueError) as error:
+        print(f"error: the API key cannot be read: {error}", file=sys.stderr)
+        return ExitCode.PERMISSION if isinstance(error, PermissionError) else ExitCode.MISSING
+    return supervise(deployment, gate, Options(log_format=log_format, reload=again))
 
 
 def dry_run(deployment: Deployment) -> str:

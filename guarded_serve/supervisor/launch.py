@@ -22,6 +22,7 @@ from guarded_serve.supervisor.environment import server_environment
 from guarded_serve.supervisor.loop import Loop, Timer
 from guarded_serve.supervisor.progress import FIRED_UP, stage_of
 from guarded_serve.supervisor.run_folder import RunFolder
+from guarded_serve.supervisor.secrets import out_of_sight
 
 TAIL = 200  # lines kept for the crash report
 _RETRY_S = 1.0
@@ -88,7 +89,7 @@ class Launch:
         )
         self.child = Child(
             self.loop,
-            [*self.command, *self.deployment.arguments],
+            [*self.command, *out_of_sight(self.deployment.arguments, self.run_folder.path)],
             server_environment(os.environ, self.deployment, settings),
             self.run_folder.path,
             Callbacks(lines=self._on_lines, server_ended=self._on_server_ended, all_gone=self._on_gone),

@@ -57,9 +57,11 @@ def test_not_ready_without_the_marker_until_the_port_has_settled(tmp_path: Path)
 
 def test_api_key_is_used_and_never_shown(tmp_path: Path) -> None:
     key = "sk-very-secret-key"
-    scenario = {"say": [f"server_args=ServerArgs(api_key='{key}')"]}
+    scenario = {"say": ["server_args=ServerArgs(api_key='{api_key}')"]}
     with Supervised(tmp_path, scenario, arguments=("--api-key", key)) as server:
         ready(server)
+        for pid in server.pids().values():
+            assert key.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
         server.send(signal.SIGTERM)
         assert server.end() == 0
         assert key not in server.text()

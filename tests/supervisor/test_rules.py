@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
@@ -17,6 +18,7 @@ from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.reload import what_changes
 from guarded_serve.supervisor.restarts import Restarts
+from guarded_serve.supervisor.secrets import KEY_FILE_VARIABLE, out_of_sight, with_api_key
 from guarded_serve.supervisor.states import ENDS, State, may_follow
 
 
@@ -144,3 +146,27 @@ def test_a_full_disk_for_the_log_loses_lines_only() -> None:
         output.write(b"lost\n")
         assert output.lost == 5
         assert not output.gone
+
+
+def test_keys_go_through_a_private_file(tmp_path: Path) -> None:
+    arguments = ("--port", "1", "--api-key", 'a"b:c', "--admin-api-key=xyz", "--tp", "2")
+    made = out_of_sight(arguments, tmp_path)
+    assert made == ("--config", str(tmp_path / "server.yaml"), "--port", "1", "--tp", "2")
+    assert yaml.safe_load((tmp_path / "server.yaml").read_text()) == {"api-key": 'a"b:c', "admin-api-key": "xyz"}
+    assert (tmp_path / "server.yaml").stat().st_mode & 0o777 == 0o600
+    own = ("--config", "mine.yaml", "--api-key", "abc")
+    assert out_of_sight(own, tmp_path) == own  # SGLang reads one such file
+    assert out_of_sight(("--port", "1"), tmp_path) == ("--port", "1")
+
+
+def test_a_key_from_a_credential_or_a_file(tmp_path: Path) -> None:
+    (tmp_path / "api-key").write_text("from-systemd\n")
+    (tmp_path / "other").write_text("from-a-file\n")
+    found = with_api_key(deployment(), {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    assert found.get("api_key") == "from-systemd"
+    assert found.arguments == ("--api-key", "from-systemd")
+    assert with_api_key(deployment(), {KEY_FILE_VARIABLE: str(tmp_path / "other")}).get("api_key") == "from-a-file"
+    assert with_api_key(deployment(api_key="set"), {"CREDENTIALS_DIRECTORY": str(tmp_path)}).get("api_key") == "set"
+    assert with_api_key(deployment(), {}).get("api_key") is None
+    with pytest.raises(FileNotFoundError):
+        with_api_key(deployment(), {KEY_FILE_VARIABLE: str(tmp_path / "absent")})

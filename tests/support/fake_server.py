@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import yaml
+
 from guarded_serve.timing.record import Cycle
 from guarded_serve.timing.totals import Totals
 
@@ -65,7 +67,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--api-key")
+    parser.add_argument("--config")
     options, _ = parser.parse_known_args(sys.argv[2:])
+    if options.config:  # as SGLang: below the command line
+        options.api_key = options.api_key or yaml.safe_load(Path(options.config).read_text()).get("api-key")
     if role := os.environ.get("FAKE_ROLE"):
         _child(scenario, role)
     else:
@@ -80,7 +85,7 @@ def _main(scenario: Scenario, options: argparse.Namespace) -> None:
     else:
         signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     for line in scenario.say:
-        print(line, flush=True)
+        print(line.replace("{api_key}", options.api_key or ""), flush=True)
     _flood(scenario.flood_before)
     if scenario.exit_at_start is not None:
         _exit(scenario, scenario.exit_at_start)
