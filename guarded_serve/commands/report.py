@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.timing.html import to_html
+from guarded_serve.timing.pictures import NoMatplotlib
 from guarded_serve.timing.reader import NoCycles, find_files, summarise
 from guarded_serve.timing.report import report, to_json, to_text
 
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens per second of the whole batch without a drafter, at batch size BS; may be repeated",
     )
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with pictures, all in one file")
 
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
@@ -57,6 +60,13 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         bad = f" ({summary.bad_lines} lines are something else)" if summary.bad_lines else ""
         return _fail(ExitCode.MISSING, f"no cycle record in {', '.join(map(str, files))}{bad}")
     reports = report(summary, dict(options.baseline))
+    if options.html is not None:
+        try:
+            options.html.write_text(to_html(summary, reports, [str(path) for path in files]), encoding="utf-8")
+        except NoMatplotlib as error:
+            return _fail(ExitCode.USAGE, f"--html: {error}")
+        except OSError as error:
+            return _fail(ExitCode.PERMISSION, f"--html: {options.html} cannot be written: {error.strerror}")
     shape = to_json if options.format == "json" else to_text
     print(shape(summary, reports, len(files)))
     return ExitCode.OK
