@@ -19,6 +19,7 @@ import psutil
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY
 from tests.support.supervised import free_port
+from tests.support.tied import tied_to_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO_PROFILE = ROOT / "profiles/demo-cpu.toml"
@@ -115,5 +116,11 @@ def _start(folder: Path, port: int, profile: Path, arguments: tuple[str, ...]) -
     command += ["--guard-cycles", str(folder / "cycles"), *arguments]
     with (folder / "launcher.log").open("wb") as output:
         return subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True, env=dict(os.environ)
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            start_new_session=True,
+            env=dict(os.environ),
+            preexec_fn=tied_to_parent(signal.SIGTERM),
         )
