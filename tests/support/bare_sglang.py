@@ -127,7 +127,13 @@ def serve(
     }
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=variables, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, start_new_session=True
+            command,
+            env=variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            start_new_session=True,
+            preexec_fn=tied_to_parent(),  # noqa: PLW1509 - the tests start it from one thread
         )
     try:
         deadline = time.monotonic() + READY_S

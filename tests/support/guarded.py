@@ -122,5 +122,5 @@ def _start(folder: Path, port: int, profile: Path, arguments: tuple[str, ...]) -
             cwd=folder,
             start_new_session=True,
             env=dict(os.environ),
-            preexec_fn=tied_to_parent(signal.SIGTERM),
+            preexec_fn=tied_to_parent(signal.SIGTERM),  # noqa: PLW1509 - the tests start it from one thread
         )
