@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import sys
 from array import array
+from collections.abc import Sequence
+from operator import mul
 
 from guarded_serve.checkpoint.files import read_bytes
 from guarded_serve.checkpoint.safetensors import Tensor
@@ -23,3 +27,39 @@ def read_integers(tensor: Tensor) -> array[int]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+FLOATS = ("F16", "BF16", "F32")
+
+
+def read_row(tensor: Tensor, row: int, columns: int) -> array[float]:
+    """The first ``columns`` numbers of one row of a float matrix; raises `Unreadable` or ValueError (another dtype)."""
+    if tensor.dtype not in FLOATS or len(tensor.shape) != 2 or not 0 <= row < tensor.shape[0]:
+        raise ValueError(f"{tensor.name} is {tensor.dtype} {list(tensor.shape)}: no row {row} of floats")
+    size = 4 if tensor.dtype == "F32" else 2
+    columns = min(columns, tensor.shape[1])
+    offset = tensor.start + row * tensor.shape[1] * size
+    return decode_floats(read_bytes(tensor.path, limit=MAX_BYTES, offset=offset, length=columns * size), tensor.dtype)
+
+
+def decode_floats(raw: bytes, dtype: str) -> array[float]:
+    """Little-endian F16, BF16 or F32 as an array of single floats."""
+    if dtype == "F16":
+        return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
+    if dtype == "BF16":
+        wide = bytearray(2 * len(raw))
+        wide[2::4] = raw[0::2]
+        wide[3::4] = raw[1::2]
+        raw = bytes(wide)
+    values: array[float] = array("f")
+    values.frombytes(raw)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    """Cosine of two vectors of one length; 0 where either is zero or not finite."""
+    product = sum(map(mul, left, right))
+    norms = sum(map(mul, left, left)) * sum(map(mul, right, right))
+    return product / math.sqrt(norms) if 0 < norms < math.inf and math.isfinite(product) else 0.0

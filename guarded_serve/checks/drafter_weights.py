@@ -86,12 +86,12 @@ def _near(unfilled: list[Slot], dropped: tuple[str, ...]) -> str:
 
 @check(
     "drafter.unused",
-    needs=("drafter.builds", "drafter.layers", "drafter.tied", "drafter.switches", "drafter.parameters"),
+    needs=("drafter.builds", "drafter.layers", "drafter.tied", "drafter.switches", "drafter.parameters", "drafter.map"),
     source="sglang 32334, 24663: a tensor that the installed class does not use, accept length 1.1",
 )
 def unused(self: Check, facts: Facts) -> Iterator[Finding]:
     """No tensor of the file is dropped by the class, or overwritten by another."""
-    _, loading = head(facts)
+    expected, loading = head(facts)
     _unquantized(facts)
     for name in loading.dropped:
         if not _HARMLESS.search(name):
@@ -100,6 +100,13 @@ def unused(self: Check, facts: Facts) -> Iterator[Finding]:
                 where=f"{drafter_weights(facts).tensors[name].path}: {name}",
                 remedy="if it was trained with it, set the config switch that enables it, or use another class",
             )
+    own_head = loading.filled.get(("lm_head.weight", ""))
+    if expected.borrows_head and own_head is not None:
+        yield self.warning(
+            "draft_vocab_size is null, so SGLang uses the target's head and not the one in the file",
+            where=f"{drafter_weights(facts).tensors[own_head].path}: {own_head}",
+            remedy="if the drafter was trained with its own head, set draft_vocab_size to its number of rows",
+        )
     for name in (*loading.overwritten, *loading.other_maps):
         yield self.error(
             f"{name} and another tensor lead to the same parameter: SGLang would keep whichever comes last",
@@ -109,7 +116,9 @@ def unused(self: Check, facts: Facts) -> Iterator[Finding]:
 
 
 @check(
-    "drafter.shapes", needs=("drafter.builds", "drafter.files"), source="EAGLE 315; srt/layers/linear.py: weight_loader"
+    "drafter.shapes",
+    needs=("drafter.builds", "drafter.files", "drafter.aux_layers"),
+    source="EAGLE 315; srt/layers/linear.py: weight_loader",
 )
 def shapes(self: Check, facts: Facts) -> Iterator[Finding]:
     """Every tensor has the shape that its parameter has by config.json."""

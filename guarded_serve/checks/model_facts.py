@@ -86,8 +86,9 @@ def drafter_weights(facts: Facts) -> Weights:
 def head(facts: Facts) -> tuple[HeadRules, Loading]:
     """What the drafter's class expects and what it would do with the file, for an EAGLE-3 head."""
     only_eagle3(facts)
-    drafter_weights(facts)
     model = models(facts)
+    if not drafter_weights(facts).tensors:
+        raise Skip("the drafter's tensors could not be read")
     if model.rules is None or model.loading is None:
         raise Skip("the drafter's class is not one whose parameters are known")
     return model.rules, model.loading

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from guarded_serve.checks import (
+    drafter_bytes,
     drafter_class,
     drafter_config,
     drafter_files,
+    drafter_origin,
     drafter_weights,
     gpu,
     host,
+    other_drafters,
     profile,
     target,
     vocab_map,
@@ -43,6 +46,9 @@ CHECKS: tuple[Check, ...] = ordered(
         *drafter_weights.CHECKS,
         *drafter_config.CHECKS,
         *vocab_map.CHECKS,
+        *drafter_origin.CHECKS,
+        *drafter_bytes.CHECKS,
+        *other_drafters.CHECKS,
         *gpu.CHECKS,
         *host.CHECKS,
     )

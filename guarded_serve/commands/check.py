@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from guarded_serve.checks.formats import FORMATS
 from guarded_serve.checks.interface import FAMILIES
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Report
+
+if TYPE_CHECKING:
+    from guarded_serve.facts.model import ModelFacts
 
 SUMMARY = "judge profile, drafter, target, GPUs and host without starting anything"
 
@@ -22,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=families,
         default=FAMILIES,
         help=f"only these families of checks, of {', '.join(FAMILIES)}",
+    )
+    parser.add_argument(
+        "--deep", action="store_true", help="read every byte of the drafter: NaN, Inf, constant tensors, sha256"
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="count warnings as errors")
@@ -53,6 +60,22 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     code = exit_code(report, strict=options.strict)
     sys.stdout.write(rendered(report, code, options.format))
     return code
+
+
+def _scanned(model: ModelFacts) -> ModelFacts:
+    """Every byte of the drafter, with a progress bar where standard error is a terminal."""
+    from guarded_serve.facts.model import scan_drafter  # noqa: PLC0415
+
+    weights = model.drafter.weights if model.drafter else None
+    if weights is None or not sys.stderr.isatty():
+        return scan_drafter(model)
+    from rich.console import Console  # noqa: PLC0415 - 60 ms that a pipe need not pay
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
+
+    columns = (TextColumn("reading the drafter"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=sum(shard.size for shard in weights.shards))
+        return scan_drafter(model, lambda done: bar.advance(task, done))
 
 
 def rendered(report: Report, code: ExitCode, form: str) -> str:

@@ -15,12 +15,22 @@ from guarded_serve.checkpoint.files import Unreadable
 from guarded_serve.checkpoint.hub import locate
 from guarded_serve.checkpoint.problem import Problem
 from guarded_serve.checkpoint.safetensors import Tensor
+from guarded_serve.checkpoint.scan import DeepScan, Progress, file_digest, scan
+from guarded_serve.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from guarded_serve.checkpoint.values import read_integers
 from guarded_serve.checkpoint.vocab_map import MapStatistics, judge_map
 from guarded_serve.checkpoint.weights import Weights, read_weights
 from guarded_serve.engine_rules.capture import Capture, predict_capture
 from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, HeadRules, Loading, head_rules, load_names
 from guarded_serve.engine_rules.versions import Version, rules_version
+from guarded_serve.facts.rows import (
+    EmbeddingSample,
+    HeadSample,
+    sample_embedding,
+    sample_head,
+    target_embedding,
+    target_head,
+)
 
 if TYPE_CHECKING:
     from guarded_serve.profile.deployment import Deployment
@@ -74,7 +84,21 @@ class ModelFacts:
     drafter: Checkpoint | None
     environment: Mapping[str, str] = field(default_factory=dict)  # SGLANG_* as the server process will see it
     map: MapFacts = field(default_factory=MapFacts)
-    tokenizer_length: int | None = None  # tokens of the target's tokenizer, added ones included
+    tokenizer: Tokenizer | None = None  # the target's
+    drafter_tokenizer: Tokenizer | None = None
+    trained_for: Checkpoint | None = None  # as the profile says
+    trained_for_tokenizer: Tokenizer | None = None
+    reference: Checkpoint | None = None  # a drafter that works, as the profile says
+    reference_map: MapFacts = field(default_factory=MapFacts)
+    embedding_sample: EmbeddingSample | None = None
+    head_sample: HeadSample | None = None
+    sha256: Mapping[str, str] = field(default_factory=dict)  # by file name, where the profile pins one
+    deep: DeepScan | None = None  # every byte of the drafter, under `--deep`
+
+    @property
+    def tokenizer_length(self) -> int | None:
+        """Tokens of the target's tokenizer, added ones included."""
+        return self.tokenizer.length if self.tokenizer else None
 
     @cached_property
     def head_class(self) -> str | None:
@@ -113,7 +137,10 @@ class ModelFacts:
 
 
 def gather_models(deployment: Deployment) -> ModelFacts:
-    """Read both folders: config.json, every safetensors header, and the drafter's map. Nothing here raises."""
+    """Read both folders: config.json, every safetensors header, the drafter's map, tokenizers, a sample of rows.
+
+    Nothing here raises. With a pinned sha256 the drafter's file is hashed, about a second a gigabyte.
+    """
     version, note = rules_version(deployment.sglang_version)
     given = deployment.get("speculative_algorithm")
     algorithm = str(given).upper() if given else None
@@ -137,7 +164,26 @@ def gather_models(deployment: Deployment) -> ModelFacts:
         drafter=drafter,
         environment=_environment(deployment),
     )
-    return _with_map(facts)
+    if facts.algorithm is None or drafter is None or drafter.directory is None:
+        return facts
+    facts = _with_tokenizers(facts, deployment)
+    if drafter.weights is None:
+        return facts
+    facts = replace(facts, map=read_map(drafter.weights, _vocabulary(facts), _map_name(facts)))
+    facts = _with_samples(facts)
+    facts = _with_reference(facts, deployment)
+    if deployment.profile.drafter.sha256 is not None:
+        facts = replace(facts, sha256=_digests(drafter.weights))
+    return facts
+
+
+def scan_drafter(facts: ModelFacts, progress: Progress | None = None) -> ModelFacts:
+    """Read every byte of the drafter, for `--deep`."""
+    weights = facts.drafter.weights if facts.drafter else None
+    if weights is None:
+        return facts
+    found = scan(weights, progress)
+    return replace(facts, deep=found, sha256=found.sha256)
 
 
 def read_checkpoint(
@@ -212,13 +258,70 @@ def _environment(deployment: Deployment) -> dict[str, str]:
     return merged
 
 
-def _with_map(facts: ModelFacts) -> ModelFacts:
-    weights = facts.drafter.weights if facts.drafter else None
-    if weights is None:
-        return facts
+def _vocabulary(facts: ModelFacts) -> int | None:
     target = facts.target.readable_config
-    vocabulary = target.integer("vocab_size") if target else None
-    return replace(facts, map=read_map(weights, vocabulary, facts.loading.map_name if facts.loading else None))
+    return target.integer("vocab_size") if target else None
+
+
+def _map_name(facts: ModelFacts) -> str | None:
+    return facts.loading.map_name if facts.loading else None
+
+
+def _with_tokenizers(facts: ModelFacts, deployment: Deployment) -> ModelFacts:
+    trained_for, tokenizer = None, None
+    name = deployment.profile.drafter.trained_for
+    if name is not None:
+        trained_for = read_checkpoint("drafter.trained_for", name, fetch_weights=False)
+        tokenizer = read_tokenizer(trained_for.directory) if trained_for.directory else None
+    own = facts.drafter.directory if facts.drafter else None
+    return replace(
+        facts,
+        tokenizer=read_tokenizer(facts.target.directory) if facts.target.directory else None,
+        drafter_tokenizer=read_tokenizer(own) if own else None,
+        trained_for=trained_for,
+        trained_for_tokenizer=tokenizer,
+    )
+
+
+def _with_samples(facts: ModelFacts) -> ModelFacts:
+    """Rows of an EAGLE-3 head beside the target's, where both are there as floats."""
+    config, weights, loading = facts.target.readable_config, facts.target.weights, facts.loading
+    drafter = facts.drafter.weights if facts.drafter else None
+    if config is None or weights is None or drafter is None or loading is None or drafter.problems or weights.problems:
+        return facts
+    vocabulary = config.integer("vocab_size")
+    embedding = loading.filled.get(("model.embed_tokens.weight", ""))
+    theirs = target_embedding(weights, vocabulary)
+    if embedding is not None and theirs is not None:
+        facts = replace(facts, embedding_sample=sample_embedding(drafter.tensors[embedding], theirs))
+    head = loading.filled.get(("lm_head.weight", ""))
+    theirs = target_head(weights, vocabulary, tied=bool(config.get("tie_word_embeddings", False)))
+    if head is not None and theirs is not None and facts.map.statistics is not None:
+        sample = sample_head(drafter.tensors[head], theirs, facts.map.statistics.ids)
+        facts = replace(facts, head_sample=sample)
+    return facts
+
+
+def _with_reference(facts: ModelFacts, deployment: Deployment) -> ModelFacts:
+    name = deployment.profile.drafter.reference
+    if name is None:
+        return facts
+    reference = read_checkpoint("drafter.reference", name)
+    if reference.weights is None:
+        return replace(facts, reference=reference)
+    return replace(facts, reference=reference, reference_map=read_map(reference.weights, _vocabulary(facts)))
+
+
+def _digests(weights: Weights) -> dict[str, str]:
+    """SHA-256 of every weight file that can be read."""
+    found = {}
+    for shard in weights.shards:
+        try:
+            with shard.path.open("rb") as file:
+                found[shard.path.name] = file_digest(file)
+        except OSError:
+            continue
+    return found
 
 
 def read_map(weights: Weights, target_vocabulary: int | None, name: str | None = None) -> MapFacts:

@@ -34,13 +34,15 @@ class Data:
     dtype: str
     shape: tuple[int, ...]
     values: Sequence[float] | None = None
+    seed: int = 0
+    like: str | None = None  # make the noise of a tensor of this name
 
     def encoded(self, name: str) -> bytes:
         """Little-endian bytes."""
         count = math.prod(self.shape)
         values = self.values
         if values is None:
-            noise = random.Random(name)
+            noise = random.Random(f"{self.like or name} {self.shape} {self.seed}")
             values = [noise.gauss(0, 0.05) for _ in range(count)]
             if self.dtype in ("I64", "I32", "I16", "U8", "I8", "BOOL", "F8_E4M3"):
                 values = [noise.randrange(2) for _ in range(count)]

@@ -10,6 +10,7 @@ from typing import Any
 from guarded_serve.checks.registry import checks_of
 from guarded_serve.checks.runner import run_checks
 from guarded_serve.facts.gather import gather
+from guarded_serve.facts.model import scan_drafter
 from guarded_serve.findings import Report, Severity
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
@@ -43,12 +44,14 @@ def deployment(
     )
 
 
-def judge(found: Deployment, families: Iterable[str] = FAMILIES) -> Report:
+def judge(found: Deployment, families: Iterable[str] = FAMILIES, *, deep: bool = False) -> Report:
     """Gather and judge."""
     facts = gather(found, tuple(families))
     if facts.model is not None:
         wanted = {name: setting.value for name, setting in found.environment.items()}
         facts = replace(facts, model=replace(facts.model, environment=wanted))
+    if deep and facts.model is not None:
+        facts = replace(facts, model=scan_drafter(facts.model))
     return run_checks(checks_of(tuple(families)), facts, found.profile.preflight.ignore)
 
 
