@@ -154,8 +154,35 @@ class Smoke(Section):
         expected="a list of integers of at least 1",
     )
     min_gain: float = _key(1.05, "Least ratio of tokens per second with the drafter to without.", unit="ratio", gt=0)
+    min_accept_length: float | None = _key(
+        None,
+        "Least accept length (bonus token included) that passes; probe.min_accept_length if unset.",
+        unit="tokens a cycle",
+        ge=1.0,
+        expected="a number of at least 1",
+    )
+    min_first_position: float = _key(
+        0.2,
+        "Least share of first drafted tokens that the target accepts; below about 0.2 drafter and target do not fit.",
+        unit="ratio",
+        ge=0,
+        le=1,
+    )
+    max_regression: float = _key(
+        0.05,
+        "How far accept length may fall below the recorded drafter's, as a fraction of it.",
+        unit="ratio",
+        ge=0,
+        lt=1,
+    )
+    new_tokens: int = _key(128, "Tokens generated from each prompt.", unit="tokens", ge=8)
+    repeats: int = _key(
+        3, "Times that every prompt is measured at each batch size; a noisy machine gets up to twice as many.", ge=2
+    )
     record: Annotated[Path, Field(strict=False)] | None = _key(
-        None, "File with the last accepted result, compared with and written anew.", expected="the path of a file"
+        None,
+        "File that `smoke --record` writes and that later runs and the break-even watch compare with.",
+        expected="the path of a file",
     )
 
 

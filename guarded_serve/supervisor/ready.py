@@ -76,7 +76,7 @@ class Answer:
 def generate(address: Address, timeout_s: float, tokens: int = 2) -> Answer:
     """One real generation; never raises for what a server can do. ``timeout_s`` counts each wait on the socket."""
     request_id = f"guard-{uuid.uuid4().hex}"
-    connection = _connection(address, timeout_s)
+    link = connection(address, timeout_s)
     headers = {"Content-Type": "application/json"}
     if address.api_key:
         headers["Authorization"] = f"Bearer {address.api_key}"
@@ -87,8 +87,8 @@ def generate(address: Address, timeout_s: float, tokens: int = 2) -> Answer:
     if not address.embedding:
         body["sampling_params"] = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
     try:
-        connection.request("POST", "/encode" if address.embedding else "/generate", json.dumps(body), headers)
-        response = connection.getresponse()
+        link.request("POST", "/encode" if address.embedding else "/generate", json.dumps(body), headers)
+        response = link.getresponse()
         content = response.read(_LARGEST_ANSWER)
         return _judge(response.status, content, request_id, address.embedding)
     except ConnectionRefusedError:
@@ -96,7 +96,7 @@ def generate(address: Address, timeout_s: float, tokens: int = 2) -> Answer:
     except (OSError, http.client.HTTPException) as error:
         return Answer(False, f"{type(error).__name__}: {error}".rstrip(": "))
     finally:
-        connection.close()
+        link.close()
 
 
 def listens(address: Address) -> bool:
@@ -108,7 +108,8 @@ def listens(address: Address) -> bool:
         return False
 
 
-def _connection(address: Address, timeout_s: float) -> http.client.HTTPConnection:
+def connection(address: Address, timeout_s: float) -> http.client.HTTPConnection:
+    """A client's connection to the server, not yet opened. ``timeout_s`` counts each wait on the socket."""
     if not address.tls:
         return http.client.HTTPConnection(address.host, address.port, timeout=timeout_s)
     context = ssl.create_default_context()
