@@ -93,8 +93,11 @@ class Live:
         except (KeyError, TypeError, ValueError):
             return
         self._beats[rank] = event
-        if not self._first.get(rank, True):
-            return
+        if self._first.get(rank, True):
+            self.take(rank, t, totals)
+
+    def take(self, rank: int, t: float, totals: Totals) -> None:
+        """Cumulative totals of a rank at a time; the caller does not change them afterwards."""
         past = self._past.setdefault(rank, deque())
         past.append((t, totals))
         while len(past) > 2 and past[1][0] <= t - KEPT_S:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from guarded_serve.commands import report
+from guarded_serve.commands._cycle_source import baseline
 from guarded_serve.timing.record import Cycle, file_name
 
 CYCLE = Cycle(1000.0, 0, 1, 1, 3, 4, 2.0, 20.0, 2.0, 25.0, 30.0, [2], "cuda-event")
@@ -103,4 +104,4 @@ def test_a_folder_without_cycles(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("text", ["82", "1:82", "0=82", "1=0", "1=nan", "one=82", "1=-3"])
 def test_a_wrong_baseline_says_what_is_right(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not BS=TOK_S"):
-        report.baseline(text)
+        baseline(text)
