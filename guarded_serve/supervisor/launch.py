@@ -43,6 +43,7 @@ class Told:
     lost: Callable[[int | None, str | None], None]  # the server's status, None while it runs; which process ended first
     gone: Callable[[list[str]], None]
     beat: Callable[[Mapping[str, Any]], None]
+    hello: Callable[[Mapping[str, Any]], None]
     fault: Callable[[Mapping[str, Any]], None]  # an error of ours inside the engine, which went on
 
 
@@ -163,6 +164,7 @@ class Launch:
         if not isinstance(pid, int) or self.ending:
             return
         self._hellos[pid] = event
+        self.told.hello(event)
         if pid != self.child.server_pid and pid in self.child.processes():
             self._watch(pid, str(event.get("role") or "process"))
         self.child.note_shared_memory()

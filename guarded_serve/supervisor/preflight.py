@@ -1,4 +1,4 @@
-"""Gate 1 before a start: gather the facts once, run every check over them."""
+"""Gate 1 before a start, and what it settled for the server: the GPUs that were checked are those that it gets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from guarded_serve.profile.deployment import Deployment
 
 @dataclass(frozen=True)
 class Gate:
-    """What the checks said; ``code`` is OK when the server may start.
-
-    ``environment`` makes the server use the GPUs that were checked, in the same order.
-    """
+    """What the checks said; ``code`` is OK when the server may start, with ``environment`` on top of its own."""
 
     code: ExitCode
     report: Report
     environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *, strict: bool = False) -> Gate:
@@ -32,5 +30,10 @@ def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *
     from guarded_serve.checks.gate import judge  # noqa: PLC0415 - a dry run needs none of it
 
     facts, report = judge(deployment, FAMILIES, configuration)
-    chosen = facts.gpus.choice.environment if facts.gpus is not None else {}
-    return Gate(exit_code(report, strict=strict), report, chosen)
+    choice = facts.gpus.choice if facts.gpus is not None else None
+    return Gate(
+        exit_code(report, strict=strict),
+        report,
+        dict(choice.environment) if choice is not None else {},
+        choice.notes if choice is not None else (),
+    )

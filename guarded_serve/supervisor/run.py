@@ -19,6 +19,8 @@ from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.supervisor import cgroup, crash, death
 from guarded_serve.supervisor.child import become_subreaper
+from guarded_serve.supervisor.economy import WINDOW_S as ECONOMY_S
+from guarded_serve.supervisor.economy import Economy
 from guarded_serve.supervisor.fold import WINDOW_S, Folder
 from guarded_serve.supervisor.launch import Launch, Told
 from guarded_serve.supervisor.lines import Format, Lines
@@ -31,13 +33,11 @@ from guarded_serve.supervisor.reload import Reload, what_changes
 from guarded_serve.supervisor.restarts import Restarts
 from guarded_serve.supervisor.startup import StartClock
 from guarded_serve.supervisor.states import ENDS, State, may_follow
-from guarded_serve.supervisor.status_line import StatusLine
 from guarded_serve.supervisor.watch import Watch
 
 SERVER_COMMAND = (sys.executable, "-m", "sglang.launch_server")
 _STARTUP_STOP_S = 10.0  # a server that does not serve yet has nothing to drain
 _KILL_S = 10.0  # SIGKILL to everything gone; longer means a process that the kernel cannot end
-_STATUS_LINE_S = 10.0
 _BUSY_RETRY_S = 2.0
 _DUMP_S = 20.0
 _TAIL_SHOWN = 20
@@ -84,7 +84,7 @@ class Supervisor:
         self._notify = Notify()
         self._folder = Folder()
         self._restarts = Restarts(self._limits.restarts, self._limits.restart_window_s)
-        self._status_line = StatusLine(deployment.profile.break_even.baseline_tok_s)
+        self._economy = Economy(deployment.profile, lambda: self._state.value if self._state else "")
         self._launch: Launch | None = None
         self._watch: Watch | None = None
         self._clock: StartClock | None = None
@@ -104,12 +104,22 @@ class Supervisor:
         ignored = {number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN}
         self._loop.on_signals(sorted(wanted - ignored), self._on_signal)  # nohup and `&` mean what they say
         try:
+            self._serve_metrics()
             self._begin()
             self._loop.run()
         finally:
+            self._economy.close()
             if self._launch is not None:
                 self._launch.close()
         return self._code
+
+    def _serve_metrics(self) -> None:
+        port = self._deployment.profile.metrics.port
+        if port:
+            try:
+                self._economy.serve_metrics(port)
+            except OSError as error:
+                self._lines.warning(f"no metrics are served on port {port} (metrics.port): {error.strerror}")
 
     # States and timers
 
@@ -155,6 +165,8 @@ class Supervisor:
         else:
             self._lines.report(gate.report)
             if gate.code is ExitCode.OK:
+                for note in gate.notes:
+                    self._lines.info(note)
                 self._start(gate)
             else:
                 self._end(State.REFUSED, gate.code, "the checks before the start refused it; nothing was started")
@@ -177,7 +189,6 @@ class Supervisor:
             name: Setting(value, "the guard: the GPUs that were checked") for name, value in gate.environment.items()
         }
         self._kills_before = cgroup.out_of_memory_kills()
-        self._status_line.restarted()
         try:
             self._launch = Launch(
                 self._loop,
@@ -192,6 +203,7 @@ class Supervisor:
                     gone=self._on_gone,
                     beat=self._on_beat,
                     fault=self._on_fault,
+                    hello=self._economy.hello,
                 ),
             )
         except OSError as error:
@@ -228,7 +240,7 @@ class Supervisor:
             for line in _how_to_try(launch, str(self._deployment.get("served_model_name") or "default")):
                 self._lines.info(line)
         self._watch = Watch(self._loop, launch, self._limits, self._notify, self._on_hung)
-        self._later("status", _STATUS_LINE_S, self._show_status)
+        self._later("status", ECONOMY_S, self._show_status)
 
     def _end_start(self) -> None:
         self._cancel("start", "busy")
@@ -262,7 +274,7 @@ class Supervisor:
             self._launch.child.resume_output()
 
     def _on_beat(self, event: Mapping[str, Any]) -> None:
-        self._status_line.add(event)
+        self._economy.beat(event)
         if self._watch is not None:
             self._watch.beat(event)
 
@@ -271,12 +283,16 @@ class Supervisor:
 
     def _show_status(self) -> None:
         if self._state in (State.SERVING, State.DRAINING):
-            text = self._status_line.take()
+            text, verdict = self._economy.take()
             if text:
                 self._lines.info(text)
                 if self._state is State.SERVING:
                     self._notify.send(STATUS=f"serving: {text}")
-            self._later("status", _STATUS_LINE_S, self._show_status)
+            if verdict is not None and verdict.raised:
+                self._lines.warning(verdict.sentence, alarm="break-even")
+            elif verdict is not None:
+                self._lines.info(verdict.sentence, alarm="break-even")
+            self._later("status", ECONOMY_S, self._show_status)
 
     # Refusal, death, hang
 
@@ -476,7 +492,7 @@ class Supervisor:
                 self._lines.info("nothing changed")
             self._limits = change.limits
             self._restarts.allowed, self._restarts.window_s = self._limits.restarts, self._limits.restart_window_s
-            self._status_line.baseline = result.profile.break_even.baseline_tok_s
+            self._economy.reload(result.profile)
             if self._watch is not None:
                 self._watch.limits(self._limits)
             self._deployment = change.deployment

@@ -304,7 +304,7 @@ def test_status_line_under_traffic(tmp_path: Path) -> None:
         line = server.wait_for(r"bs 1, \d+ cycles, cycle 10\.00 ms.*")
         # 2, 6 and 1 ms of 9; 3 tokens every 10 ms; break-even = 10 ms * 120 tok/s
         assert "draft/verify/extend 22/67/11 %, accept length 3.00, 300.0 tok/s" in line
-        assert "break-even 1.20, gain +150 %" in line
+        assert "break-even 1.20, gain +150%" in line
 
 
 def test_the_server_gets_the_launchers_environment_less_what_systemd_meant_for_the_launcher() -> None:

@@ -1,0 +1,91 @@
+"""What the drafter brings while it serves: the line every ten seconds, the break-even alarm, the metrics."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from guarded_serve.profile.model import Profile
+from guarded_serve.timing.alarm import Alarm, Verdict
+from guarded_serve.timing.live import Lately, Live
+
+WINDOW_S = 10.0
+_SPACING_S = 4.5  # of the beats that are kept: windows of ten seconds need no closer ones
+
+
+class Economy:
+    """Fed with the engine's events; asked once a window."""
+
+    def __init__(self, profile: Profile, state: Callable[[], str]) -> None:
+        self._lock = threading.Lock()  # the metrics are read in their own server's threads
+        self._live = Live(profile.break_even.baseline_tok_s)
+        self._alarm = Alarm(profile.break_even.patience_s, {})
+        self._state = state
+        self._kept: dict[object, float] = {}
+        self._stop_metrics: Callable[[], None] | None = None
+
+    def serve_metrics(self, port: int) -> None:
+        """Serve ``/metrics`` on every address. Raises OSError when the port is taken."""
+        from guarded_serve.timing import metrics  # noqa: PLC0415 - 14 MB that only this needs
+
+        collector = metrics.EngineCollector(self._live, self._lock, self._state, lambda: self._alarm.raised)
+        self._stop_metrics = metrics.serve("0.0.0.0", port, collector)
+
+    def close(self) -> None:
+        """End the metrics server."""
+        if self._stop_metrics is not None:
+            self._stop_metrics()
+            self._stop_metrics = None
+
+    def reload(self, profile: Profile) -> None:
+        """A profile that was read again."""
+        with self._lock:
+            self._live.baselines = dict(profile.break_even.baseline_tok_s)
+        self._alarm = Alarm(profile.break_even.patience_s, {})
+
+    def hello(self, event: Mapping[str, Any]) -> None:
+        """A scheduler's greeting: its counts begin at zero."""
+        with self._lock:
+            self._live.hello(event)
+        self._kept.pop(event.get("rank"), None)
+
+    def beat(self, event: Mapping[str, Any]) -> None:
+        """A beat."""
+        rank, t = event.get("rank"), event.get("t")
+        if isinstance(t, (int, float)) and abs(t - self._kept.get(rank, 0.0)) >= _SPACING_S:
+            self._kept[rank] = t
+            with self._lock:
+                self._live.beat(event)
+
+    def take(self) -> tuple[str, Verdict | None]:
+        """The line for the last window, empty without traffic, and the alarm where it changed."""
+        with self._lock:
+            windows = self._live.window(WINDOW_S)
+        return describe(windows), self._alarm.feed(windows, WINDOW_S)
+
+
+def describe(windows: Sequence[Lately]) -> str:
+    """The busiest batch size in one line. Times in milliseconds; tokens per second over the whole batch."""
+    if not windows:
+        return ""
+    window = max(windows, key=lambda lately: lately.totals.cycles)
+    totals = window.totals
+    parts = [f"bs {window.bs}", f"{totals.cycles} {'plain steps' if window.plain else 'cycles'}"]
+    if window.period_ms is not None:
+        parts.append(f"cycle {window.period_ms:.2f} ms")
+    if not window.plain:
+        timed = totals.draft_ms + totals.verify_ms + totals.extend_ms
+        if timed:
+            stages = (totals.draft_ms, totals.verify_ms, totals.extend_ms)
+            parts.append("draft/verify/extend " + "/".join(f"{100 * part / timed:.0f}" for part in stages) + " %")
+        if window.accept_length is not None:
+            parts.append(f"accept length {window.accept_length:.2f}")
+    if window.tok_s is not None:
+        parts.append(f"{window.tok_s:.1f} tok/s")
+    if window.break_even is not None:
+        parts.append(f"break-even {window.break_even:.2f}")
+    if window.gain is not None:
+        parts.append(f"gain {window.gain:+.0%}")
+    others = sum(lately.totals.cycles for lately in windows) - totals.cycles
+    return ", ".join(parts) + (f"; {others} cycles at other batch sizes" if others else "")
