@@ -7,6 +7,8 @@ key heads; a cache buffer is [slots, key heads, head size]; `req_to_token[row, p
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
@@ -27,18 +29,14 @@ def _attend(
 ) -> torch.Tensor:
     """[bs, tokens, H, value size] from query [bs, tokens, H, size], key and value [bs, keys, key heads, size].
 
-    `visible` is bool [bs or 1, tokens, keys], None where every query sees every key. The query heads that share a key
-    head are handled as further query rows of it, so keys are never repeated in memory.
+    `visible` is bool [bs or 1, 1, tokens * G, keys], None where every query sees every key. The query heads that share
+    a key head are handled as further query rows of it, so keys are never repeated in memory.
     """
     bs, tokens, heads, size = query.shape
     key_heads, value_size = value.shape[2], value.shape[3]
     group = heads // key_heads
     rows = query.view(bs, tokens, key_heads, group, size).transpose(1, 2).reshape(bs, key_heads, tokens * group, size)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
-    if visible is not None:
-        visible = visible.unsqueeze(1)
-        if group > 1:
-            visible = visible.repeat_interleave(group, dim=2)
     if logit_cap > 0 or sinks is not None:
         out = _attend_by_hand(rows, key, value, visible, scale, logit_cap, sinks)
     else:
@@ -78,6 +76,69 @@ def _read(buffer: torch.Tensor, slots: torch.Tensor, like: torch.Tensor, scale: 
         if scale != 1.0:
             found = found * scale
     return found.view(*slots.shape, *buffer.shape[1:])
+
+
+@functools.lru_cache(maxsize=16)
+def _decode_mask(
+    lengths: tuple[int, ...], window: int, group: int
+) -> tuple[int, torch.Tensor | None, torch.Tensor | None]:
+    """First position that any request sees, and what each sees from there on, [bs, keys] and as `_attend` takes it.
+
+    None where all see all. Kept between calls, because every layer of a model asks for the same.
+    """
+    longest, shortest = max(lengths), min(lengths)
+    first = max(0, shortest - window) if window > 0 else 0
+    if shortest == longest:
+        return first, None, None
+    column = torch.arange(first, longest)
+    end = torch.tensor(lengths).view(-1, 1)
+    visible = column < end
+    if window > 0:
+        visible &= column >= end - window
+    return first, visible, visible.view(len(lengths), 1, 1, -1).repeat(1, 1, group, 1)
+
+
+@functools.lru_cache(maxsize=16)
+def _extend_mask(
+    cached: tuple[int, ...],
+    new: int,
+    rows: tuple[int, int],
+    window: int,
+    causal: bool,
+    tree: bytes | None,
+    group: int,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What new tokens `rows[0]` to `rows[1]` of each request see.
+
+    Args:
+        cached: cached tokens of each request.
+        new: new tokens of each request.
+        tree: the tree mask's memory, so that equal masks of one forward pass meet.
+
+    Returns:
+        [bs, longest cached], which cached tokens the first of the rows sees (no later row sees one more), None for
+        all of them; and the whole, cached and new keys, as `_attend` takes it, None where all see all. Kept between
+        calls, because every layer of a model asks for the same.
+    """
+    bs, longest = len(cached), max(cached)
+    token = torch.arange(new)
+    row = token[slice(*rows)].view(-1, 1)
+    if tree is not None:
+        # A copy: a mask read from bytes cannot be written to, which torch warns about.
+        among = torch.frombuffer(bytearray(tree), dtype=torch.bool).view(bs, new, new)[:, slice(*rows)]
+    elif causal:
+        among = (token <= row).unsqueeze(0)
+    else:
+        among = torch.ones(1, len(row), new, dtype=torch.bool)
+    column, end = torch.arange(longest), torch.tensor(cached).view(bs, 1, 1)
+    before = (column < end).expand(bs, len(row), longest)
+    if window > 0:
+        among = among & (token > row - window)
+        before = before & (column > end + row - window)
+    whole = torch.cat([before, among.expand(bs, len(row), new)], dim=2)
+    attended = None if whole.all() else whole.unsqueeze(1).repeat_interleave(group, dim=2)
+    seen = before[:, 0]
+    return None if seen.all() else seen, attended
 
 
 def _refuse(operator: str, is_cross_attn: bool, encoder_lens: torch.Tensor | None) -> None:
@@ -123,28 +184,15 @@ def decode_attention_cpu(
         loc = loc.long()
         k_buffer[loc] = key.view(bs, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[loc] = value.view(bs, *v_buffer.shape[1:]).to(v_buffer.dtype)
-    lengths = seq_lens.tolist()
-    longest = max(lengths)
-    slots = req_to_token[req_pool_indices, :longest]
-    visible = None
-    if sliding_window_size > 0:
-        # Whole columns that no request sees any more need not be read.
-        first = max(0, min(lengths) - sliding_window_size)
-        slots = slots[:, first:]
-    else:
-        first = 0
-    if min(lengths) != longest or 0 < sliding_window_size < longest - first:
-        column = torch.arange(first, longest)
-        end = seq_lens.view(bs, 1)
-        visible = column < end
-        if sliding_window_size > 0:
-            visible &= column >= end - sliding_window_size
+    lengths = tuple(seq_lens.tolist())
+    first, visible, row_visible = _decode_mask(lengths, sliding_window_size, query.shape[1] // k_buffer.shape[1])
+    slots = req_to_token[req_pool_indices, first : max(lengths)]
+    if visible is not None:
         # What a row does not see may be anything, NaN too, and NaN survives a mask: read its own newest token there.
-        slots = torch.where(visible, slots, slots.gather(1, end - 1 - first))
-        visible = visible.unsqueeze(1)
+        slots = torch.where(visible, slots, slots.gather(1, seq_lens.view(bs, 1) - 1 - first))
     keys = _read(k_buffer, slots, query, k_scale)
     values = _read(v_buffer, slots, query, v_scale)
-    output.copy_(_attend(query.unsqueeze(1), keys, values, visible, sm_scale, logit_cap, sinks).squeeze(1))
+    output.copy_(_attend(query.unsqueeze(1), keys, values, row_visible, sm_scale, logit_cap, sinks).squeeze(1))
 
 
 def extend_attention_cpu(
@@ -200,33 +248,28 @@ def extend_attention_cpu(
         prefix_list = prefix.tolist()
         longest = max(prefix_list)
         slots = req_to_token[req_pool_indices[first:last], : longest + tokens]
-        new = torch.arange(tokens)
         if k_extend is None or v_extend is None:
-            new_slots = slots.gather(1, prefix.view(size, 1) + new)
+            new_slots = slots.gather(1, prefix.view(size, 1) + torch.arange(tokens))
             new_keys = _read(k_buffer, new_slots, q_extend, k_scale)
             new_values = _read(v_buffer, new_slots, q_extend, v_scale)
         else:
             new_keys = k_extend[span].view(size, tokens, *k_buffer.shape[1:])
             new_values = v_extend[span].view(size, tokens, *v_buffer.shape[1:])
-        if tree_mask is not None:
-            among = tree_mask.view(-1)[: size * tokens * tokens].view(size, tokens, tokens)
-        elif is_causal:
-            among = (new <= new.view(-1, 1)).unsqueeze(0)
-        else:
-            among = torch.ones(1, tokens, tokens, dtype=torch.bool)
-        if 0 < sliding_window_size < tokens:
-            among = among & (new > new.view(-1, 1) - sliding_window_size)
-        column = torch.arange(longest)
-        end = prefix.view(size, 1, 1)
-        if min(prefix_list) != longest or sliding_window_size > 0:
-            cached = column < end
-            if sliding_window_size > 0:
-                cached = cached & (column > end + new.view(1, -1, 1) - sliding_window_size)
+        mask = functools.partial(
+            _extend_mask,
+            tuple(prefix_list),
+            tokens,
+            window=max(0, sliding_window_size),
+            causal=is_causal,
+            tree=None if tree_mask is None else tree_mask.view(-1)[: size * tokens * tokens].numpy().tobytes(),
+            group=q_extend.shape[1] // k_buffer.shape[1],
+        )
+        seen, _ = mask((0, min(_QUERY_BLOCK, tokens)))
+        if seen is not None:
             # As in decode: what no new token of the request sees is read from its last cached token.
             own = slots.gather(1, (prefix.view(size, 1) - 1).clamp(min=0))
-            slots = torch.where(cached[:, 0], slots[:, :longest], own)
+            slots = torch.where(seen, slots[:, :longest], own)
         else:
-            cached = torch.ones(1, 1, longest, dtype=torch.bool)
             slots = slots[:, :longest]
         if longest:
             old_keys = _read(k_buffer, slots, q_extend, k_scale)
@@ -241,13 +284,7 @@ def extend_attention_cpu(
         queries = q_extend[span].view(size, tokens, *q_extend.shape[1:])
         output = o_extend[span].view(size, tokens, *o_extend.shape[1:])
         for begin in range(0, tokens, _QUERY_BLOCK):
-            block = slice(begin, min(begin + _QUERY_BLOCK, tokens))
-            rows = block.stop - begin
-            visible = torch.cat(
-                [
-                    cached[:, block if cached.shape[1] > 1 else slice(None)].expand(size, rows, longest),
-                    among[:, block].expand(size, rows, tokens),
-                ],
-                dim=2,
-            )
-            output[:, block] = _attend(queries[:, block], keys, values, visible, sm_scale, logit_cap, sinks)
+            end = min(begin + _QUERY_BLOCK, tokens)
+            _, visible = mask((begin, end))
+            result = _attend(queries[:, begin:end], keys, values, visible, sm_scale, logit_cap, sinks)
+            output[:, begin:end] = result

@@ -7,6 +7,8 @@ reconstruct_tree.py. All results are written into the tensors that the caller gi
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ._missing import unsupported
@@ -57,21 +59,21 @@ def _first_later(candidate: torch.Tensor) -> torch.Tensor:
     return torch.where(hit, position, -1)
 
 
-def _write_links(
-    parents: torch.Tensor,
-    retrieve_index: torch.Tensor,
-    retrieve_next_token: torch.Tensor,
-    retrieve_next_sibling: torch.Tensor,
-) -> None:
-    """First child, next sibling and flat place of every node, from the parents."""
-    bs, n = parents.shape
+def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """First child and next sibling of every node, -1 where there is none, [bs, n]."""
+    n = parents.shape[1]
     nodes = torch.arange(n)
-    retrieve_index.view(bs, n).copy_(torch.arange(bs * n).view(bs, n))
     children = parents.unsqueeze(1) == nodes.view(1, n, 1)  # [b, i, j]: j is a child of i
-    retrieve_next_token.view(bs, n).copy_(_first_later(children))
     later = nodes.view(1, 1, n) > nodes.view(1, n, 1)
     siblings = (parents.unsqueeze(1) == parents.unsqueeze(2)) & later & (parents >= 0).unsqueeze(2)
-    retrieve_next_sibling.view(bs, n).copy_(_first_later(siblings))
+    return _first_later(children), _first_later(siblings)
+
+
+@functools.lru_cache(maxsize=64)
+def _chain(bs: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Ancestors, first child and next sibling where every tree is a chain, which is what topk 1 gives each time."""
+    parents = torch.arange(-1, n - 1).repeat(bs, 1)
+    return (_ancestors(parents, n), *_links(parents))
 
 
 def build_tree_kernel_efficient_cpu(
@@ -102,11 +104,16 @@ def build_tree_kernel_efficient_cpu(
     """
     bs = verified_seq_len.numel()
     n = draft_token_num
-    parents = _parents(parent_list, selected_index, topk)
-    mask = _ancestors(parents, depth)
-    places = mask.sum(dim=2) - 1 + verified_seq_len.view(bs, 1)
-    positions.view(bs, n).copy_(places)
-    _write_links(parents, retrive_index, retrive_next_token, retrive_next_sibling)
+    if topk == 1 and depth == n - 1:
+        mask, child, sibling = _chain(bs, n)
+    else:
+        parents = _parents(parent_list, selected_index, topk)
+        mask = _ancestors(parents, depth)
+        child, sibling = _links(parents)
+    torch.sub(mask.sum(dim=2) + verified_seq_len.view(bs, 1), 1, out=positions.view(bs, n))
+    torch.arange(bs * n, out=retrive_index.view(-1))
+    retrive_next_token.view(bs, n).copy_(child)
+    retrive_next_sibling.view(bs, n).copy_(sibling)
     mode = int(tree_mask_mode)
     if mode == QLEN_ONLY:
         tree_mask.view(-1)[: mask.numel()].copy_(mask.view(-1))
@@ -138,8 +145,10 @@ def reconstruct_indices_from_tree_mask(
     n = draft_token_num
     ancestors = tree_mask.view(-1)[: batch_size * n * n].view(batch_size, n, n).tril(-1)
     positions.view(batch_size, n).copy_(ancestors.sum(dim=2) + verified_seq_len.view(batch_size, 1))
-    parents = torch.where(ancestors, torch.arange(n), -1).amax(dim=2)
-    _write_links(parents, retrive_index, retrive_next_token, retrive_next_sibling)
+    child, sibling = _links(torch.where(ancestors, torch.arange(n), -1).amax(dim=2))
+    torch.arange(batch_size * n, out=retrive_index.view(-1)[: batch_size * n])
+    retrive_next_token.view(batch_size, n).copy_(child)
+    retrive_next_sibling.view(batch_size, n).copy_(sibling)
 
 
 def verify_tree_greedy_cpu(
@@ -172,10 +181,7 @@ def verify_tree_greedy_cpu(
     child = retrive_next_token.reshape(-1).tolist()
     sibling = retrive_next_sibling.reshape(-1).tolist()
     choice = target_predict.reshape(-1).tolist()
-    accepted_rows: list[int] = []
-    accepted_columns: list[int] = []
-    accepted_places: list[int] = []
-    counts: list[int] = []
+    chosen, rows, counts = predicts.view(-1).numpy(), accept_index.numpy(), accept_token_num.numpy()
     for request in range(bs):
         base = request * n
         node = 0
@@ -189,11 +195,7 @@ def verify_tree_greedy_cpu(
                 break
             last = places[base + node]
             path.append(last)
-        counts.append(len(path) - 1)
-        accepted_rows += [request] * len(path)
-        accepted_columns += range(len(path))
-        accepted_places += path
-    index = torch.tensor(accepted_places)
-    accept_index[torch.tensor(accepted_rows), torch.tensor(accepted_columns)] = index.to(accept_index.dtype)
-    accept_token_num.copy_(torch.tensor(counts))
-    predicts.view(-1)[index] = target_predict.reshape(-1)[index].to(predicts.dtype)
+        rows[request, : len(path)] = path
+        counts[request] = len(path) - 1
+        for place in path:
+            chosen[place] = choice[place]
