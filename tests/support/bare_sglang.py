@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+from tests.support.tied import tied_to_parent
+
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 240.0
 """Longest start-up waited for, in seconds; 20 s is usual on two idle cores."""
