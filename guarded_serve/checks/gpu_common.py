@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from guarded_serve.checks.interface import Skip
 from guarded_serve.facts.bag import Facts
 from guarded_serve.facts.gpu import MIB, Gpu
-from guarded_serve.facts.gpu_choice import uses_cpu
+from guarded_serve.facts.gpu_choice import other_device
 from guarded_serve.facts.gpus import GpuFacts
 
 GIB = 2**30
 
 
 def gpu_facts(facts: Facts) -> GpuFacts:
-    """The GPUs; skips where the deployment runs on the CPU or nobody looked."""
-    if uses_cpu(facts.deployment):
-        raise Skip("the deployment runs on the CPU (--device cpu)")
+    """The GPUs; skips where the deployment does not run on CUDA or nobody looked."""
+    device = other_device(facts.deployment)
+    if device:
+        raise Skip(f"the deployment runs on {device}, not on NVIDIA GPUs")
     if facts.gpus is None:
         raise Skip("the GPUs were not looked at")
     return facts.gpus

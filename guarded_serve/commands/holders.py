@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,9 @@ from guarded_serve.facts.gpus import cards_of, server_view
 from guarded_serve.facts.processes import PROC
 from guarded_serve.facts.terminate import Ended, end_processes
 from guarded_serve.profile.deployment import Deployment
+
+_FREEING_S = 20.0
+_LOOK_AGAIN_S = 0.2
 
 SUMMARY = "show who holds the GPUs; --terminate ends what an earlier server left behind"
 
@@ -70,7 +74,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
             grace_s=options.grace,
             say=lambda text: print(text, file=sys.stderr),
         )
-        driver, judged, found = look(asked, any_user=options.any_user)
+        driver, judged, found = _settled(asked, ended, any_user=options.any_user)
     if options.format == "json":
         print(json.dumps(as_json(driver, judged, found, ended), indent=2))
     else:
@@ -104,6 +108,20 @@ def look(asked: Deployment | None, *, any_user: bool = False) -> tuple[Driver, t
         if holder.process.pid != os.getpid()
     )
     return driver, judged, found
+
+
+def _settled(
+    asked: Deployment | None, ended: Sequence[Ended], *, any_user: bool
+) -> tuple[Driver, tuple[Judged, ...], Holders]:
+    """The look after the end: the driver takes a moment to free the memory of a process that is gone."""
+    gone = {one.process.pid for one in ended if one.is_gone}
+    deadline = time.monotonic() + _FREEING_S
+    while True:
+        driver, judged, found = look(asked, any_user=any_user)
+        listed = {process.pid for gpu in driver.gpus for process in gpu.compute.value or ()}
+        if not gone & listed or time.monotonic() > deadline:
+            return driver, judged, found
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def _agreed(options: argparse.Namespace, wanted: Sequence[Judged]) -> bool:

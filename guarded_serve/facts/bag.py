@@ -22,7 +22,7 @@ class Facts:
     """What is known before anything starts."""
 
     deployment: Deployment
-    gpus: GpuFacts | None = None  # None too where the deployment runs on the CPU
+    gpus: GpuFacts | None = None  # None too where the deployment does not run on CUDA
     host: HostFacts | None = None
     model: ModelFacts | None = None
     configuration: tuple[Finding, ...] = ()  # what reading profile and flags found

@@ -92,9 +92,14 @@ class _Cannot(Exception):
         self.problem = problem
 
 
-def uses_cpu(deployment: Deployment) -> bool:
-    """Whether the deployment runs on the CPU: no GPU is looked at."""
-    return deployment.get("device") == "cpu" or deployment.profile.engine.cpu_kernels
+def other_device(deployment: Deployment) -> str | None:
+    """What the deployment runs on where that is not CUDA: then no GPU is looked at."""
+    if deployment.profile.engine.cpu_kernels:
+        return "cpu"
+    device = deployment.get("device")
+    if device is None and "SGLANG_USE_CPU_ENGINE" in deployment.environment:
+        return "cpu"
+    return None if device in (None, "cuda") else str(device)
 
 
 def choose_gpus(deployment: Deployment, cards: Sequence[Card], environment: Mapping[str, str]) -> GpuChoice:

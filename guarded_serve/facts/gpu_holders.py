@@ -159,6 +159,8 @@ def leftover(holder: Holder) -> Leftover:
     process = holder.process
     if holder.another_here or process.state == "gone":
         return Leftover(False, "it lives in another PID namespace, or is dead: it cannot be signalled from here")
+    if not process.alive:
+        return Leftover(False, "it is dead, and its parent has yet to collect it: there is nothing to end")
     if not holder.seen_here:
         return Leftover(False, "its open files may not be read: nothing is proven about it")
     if holder.launcher_alive is not None:

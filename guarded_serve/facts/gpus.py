@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from guarded_serve.facts.gpu import PROBE_DEADLINE_S, Driver, Gpu, ask_driver
-from guarded_serve.facts.gpu_choice import Card, Device, GpuChoice, choose_gpus, uses_cpu
+from guarded_serve.facts.gpu_choice import Card, Device, GpuChoice, choose_gpus, other_device
 from guarded_serve.facts.gpu_holders import Holders, find_holders
 from guarded_serve.facts.gpu_selftest import SelfTest, run_selftest
 from guarded_serve.facts.gpu_weights import WeightNeed, weight_need
@@ -79,8 +79,8 @@ def gather_gpus(
     deadline_s: float = PROBE_DEADLINE_S,
     model: ModelFacts | None = None,
 ) -> GpuFacts | None:
-    """Ask the driver, resolve the choice, look for holders; None for a deployment on the CPU. Touches no GPU memory."""
-    if uses_cpu(deployment):
+    """Ask the driver, resolve the choice, look for holders; None for one that is not on CUDA. Touches no GPU memory."""
+    if other_device(deployment):
         return None
     view = server_view(deployment, os.environ if environment is None else environment)
     driver = ask_driver(deadline_s=deadline_s)

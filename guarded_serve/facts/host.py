@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guarded_serve.facts.gpu_choice import uses_cpu
+from guarded_serve.facts.gpu_choice import other_device
 from guarded_serve.facts.memory import SystemMemory, read_system_memory
 from guarded_serve.facts.ports import Port, read_ports, wanted_ports
 from guarded_serve.facts.processes import PROC
@@ -100,7 +100,7 @@ def gather_host(deployment: Deployment) -> HostFacts:
         memory=read_system_memory(),
         disks=tuple(read_disk(*wanted) for wanted in wanted_disks(deployment)),
         clock=Clock(time.time(), _synchronised()),
-        nodes=() if uses_cpu(deployment) else read_nodes(),
+        nodes=() if other_device(deployment) else read_nodes(),
         iommu=read_iommu(),
         py_spy=shutil.which("py-spy"),
         ptrace_scope=_integer(PROC / "sys/kernel/yama/ptrace_scope"),

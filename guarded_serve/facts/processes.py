@@ -63,8 +63,10 @@ class Process:
     @property
     def adopts_orphans(self) -> bool:
         """Whether it is an init or another reaper, and so cannot be the Python program that spawned a scheduler."""
-        name = Path(self.exe or self.title.split(" ")[0] or "?").name
-        if self.exe is not None or self.pid == 1:
+        if self.exe is not None:
+            return not Path(self.exe).name.startswith(_PYTHONS)
+        name = Path(self.title.split(" ")[0] or "?").name
+        if self.pid == 1:
             return not name.startswith(_PYTHONS) and "sglang" not in self.title
         return name in _INITS
 

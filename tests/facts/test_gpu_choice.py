@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from guarded_serve.exit_codes import ExitCode
-from guarded_serve.facts.gpu_choice import Card, GpuChoice, choose_gpus, uses_cpu
+from guarded_serve.facts.gpu_choice import Card, GpuChoice, choose_gpus, other_device
+from guarded_serve.profile.deployment import Setting
+from guarded_serve.profile.model import Profile
 from tests.support.gpu_deployments import deployment
 
 CARDS = tuple(Card(index, f"GPU-{letter * 4}0000-{index}", "NVIDIA H200") for index, letter in enumerate("abcdefgh"))
@@ -139,9 +142,15 @@ def test_indices_with_different_cards_and_no_order_are_said() -> None:
     assert not _choose({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, mixed).notes
 
 
-def test_cpu_deployments() -> None:
-    assert uses_cpu(deployment(device="cpu"))
-    assert not uses_cpu(deployment())
+@pytest.mark.parametrize(("device", "other"), [("cpu", "cpu"), ("npu", "npu"), ("cuda", None), (None, None)])
+def test_only_cuda_is_looked_at(device: str | None, other: str | None) -> None:
+    assert other_device(deployment(device=device)) == other
+
+
+def test_cpu_kernels_mean_the_cpu() -> None:
+    asked = deployment()
+    assert other_device(replace(asked, profile=Profile.model_validate({"engine": {"cpu_kernels": True}}))) == "cpu"
+    assert other_device(replace(asked, environment={"SGLANG_USE_CPU_ENGINE": Setting("1", "profile")})) == "cpu"
 
 
 PLACED = [

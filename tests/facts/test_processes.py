@@ -119,6 +119,12 @@ def test_a_scheduler_of_a_server_that_is_pid_1_of_its_container_is_not(tmp_path:
     assert not leftover(_only(proc, 30)).proven
 
 
+def test_a_shell_that_started_the_server_adopts_its_orphans(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path / "proc", init="sh -c python -m sglang.launch_server; true", init_exe="/usr/bin/dash")
+    proc.add(30, "sglang::scheduler", parent=1, files=nvidia(0))
+    assert leftover(_only(proc, 30)).proven
+
+
 def test_an_unreadable_init_of_another_name_adopts_orphans(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path / "proc", init="/agent --serve", init_exe=None)
     proc.add(30, "sglang::scheduler", parent=1, files=nvidia(0))
@@ -173,3 +179,10 @@ def test_one_process_on_eight_cards_is_one_holder(proc: FakeProc) -> None:
     proc.add(80, "python x.py", files=nvidia(*range(8)))
     (holder,) = find_holders([_gpu(80, index=index) for index in range(8)], proc.root).holders
     assert [use.gpu for use in holder.uses] == list(range(8))
+
+
+def test_a_zombie_is_said_to_be_dead(proc: FakeProc) -> None:
+    proc.add(90, "", state="Z")
+    judged = leftover(_only(proc, 90))
+    assert not judged.proven
+    assert "it is dead" in judged.why
