@@ -100,27 +100,29 @@ def read_port(wanted: WantedPort, root: Path = PROC) -> Port:
         addresses = socket.getaddrinfo(wanted.host, wanted.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         return Port(wanted, PortState.BAD_ADDRESS, f"{wanted.host}: {error.strerror or error}")
-    for family, kind, protocol, _, address in addresses:
-        error_number = _bind_error(family, kind, protocol, address)
-        if error_number is None:
-            continue
-        state = _STATES.get(error_number, PortState.FAILED)
-        if state is not PortState.IN_USE:
-            return Port(wanted, state, os.strerror(error_number))
-        holders, unseen = port_holders(wanted.port, root)
-        return Port(wanted, state, os.strerror(error_number), holders, holder_unseen=unseen)
-    return Port(wanted, PortState.FREE)
+    errors = [_bind_error(family, kind, protocol, address) for family, kind, protocol, _, address in addresses]
+    failed = [error for error in errors if error not in (None, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)]
+    if not failed and None in errors:  # `localhost` may stand for an address that this machine has switched off
+        return Port(wanted, PortState.FREE)
+    worst = failed[0] if failed else errors[0]
+    assert worst is not None
+    state = _STATES.get(worst, PortState.FAILED)
+    if state is not PortState.IN_USE:
+        return Port(wanted, state, os.strerror(worst))
+    holders, unseen = port_holders(wanted.port, root)
+    return Port(wanted, state, os.strerror(worst), holders, holder_unseen=unseen)
 
 
 _STATES = {
     errno.EADDRINUSE: PortState.IN_USE,
     errno.EACCES: PortState.NOT_ALLOWED,
     errno.EADDRNOTAVAIL: PortState.BAD_ADDRESS,
+    errno.EAFNOSUPPORT: PortState.BAD_ADDRESS,
 }
 
 
 def _bind_error(family: int, kind: int, protocol: int, address: tuple[Any, ...]) -> int | None:
-    """The errno of a bind, or None. An address family that this machine lacks counts as bound."""
+    """The errno of a bind, or None."""
     try:
         with socket.socket(family, kind, protocol) as probe:
             if family == socket.AF_INET6:
@@ -128,7 +130,7 @@ def _bind_error(family: int, kind: int, protocol: int, address: tuple[Any, ...])
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        return None if error.errno == errno.EAFNOSUPPORT else error.errno
+        return error.errno or errno.EIO
     return None
 
 

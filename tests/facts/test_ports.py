@@ -78,6 +78,17 @@ def test_an_address_that_is_not_ours_is_told_from_a_port_in_use(host: str, port:
     assert read_port(_wanted(port, host)).state is PortState.BAD_ADDRESS
 
 
+def test_a_name_with_an_address_that_is_switched_off(monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> None:
+    """As `localhost` where IPv6 is off: the address that is there decides."""
+    port = listener.getsockname()[1]
+    there, gone = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)), ("203.0.113.7", port)
+    both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", gone), there]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    assert read_port(_wanted(port, "x")).state is PortState.IN_USE
+    listener.close()
+    assert read_port(_wanted(port, "x")).state is PortState.FREE
+
+
 def _ports(**server: object) -> dict[int, str]:
     return {port.port: port.host for port in wanted_ports(deployment(**server))}
 
