@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -38,6 +40,7 @@ HEALTHY = {
 def library(old: bool = False) -> Path:
     """The folder that holds the built library; ``old`` is a driver from before R510 (no v2 memory, no v3 lists)."""
     folder = Path(tempfile.mkdtemp(prefix="fake-nvml-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     flags = ["-DOLD_DRIVER"] if old else []
     command = ["cc", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", *flags]
     subprocess.run([*command, "-o", folder / "libnvidia-ml.so.1", SOURCE], check=True)
