@@ -81,18 +81,25 @@ def descendants(root: int) -> list[int]:
 
 
 def shared_memory_of(pids: Iterable[int]) -> set[str]:
-    """The files under /dev/shm that these processes have mapped."""
-    found = set()
+    """The files under /dev/shm that these processes have mapped, by their names of now.
+
+    By inode: a POSIX semaphore is mapped under a name of its creation that is gone at once (glibc's sem_open).
+    """
+    inodes = set()
     for pid in pids:
         try:
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                for line in file:
-                    at = line.find(SHARED_MEMORY + "/")
-                    if at > 0 and not line.endswith(" (deleted)\n"):
-                        found.add(line[at:].rstrip("\n"))
-        except OSError:
+                inodes.update(line.split(None, 5)[4] for line in file if SHARED_MEMORY + "/" in line)
+        except (OSError, IndexError):
             continue
-    return found
+    return {path for path in shared_memory() if _inode(path) in inodes} if inodes else set()
+
+
+def _inode(path: str) -> str:
+    try:
+        return str(os.lstat(path).st_ino)
+    except OSError:
+        return ""
 
 
 def shared_memory() -> set[str]:

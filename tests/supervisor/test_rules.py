@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import yaml
 
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
-from guarded_serve.supervisor import cgroup, death
+from guarded_serve.supervisor import cgroup, death, sentinel
 from guarded_serve.supervisor.fold import PASSED, Folder
 from guarded_serve.supervisor.lines import Format, Lines
 from guarded_serve.supervisor.loop import Loop
@@ -170,3 +172,28 @@ def test_a_key_from_a_credential_or_a_file(tmp_path: Path) -> None:
     assert with_api_key(deployment(), {}).get("api_key") is None
     with pytest.raises(FileNotFoundError):
         with_api_key(deployment(), {KEY_FILE_VARIABLE: str(tmp_path / "absent")})
+
+
+def test_a_semaphore_is_known_by_its_inode() -> None:
+    """As every SGLang leaves one: glibc maps it under another name than the one that stays."""
+    holder = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "import _multiprocessing as m, sys\n"
+            f"s = m.SemLock(1, 1, 1, '/sem-test-{os.getpid()}', False)\n"
+            "print('made', flush=True); sys.stdin.read()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    path = f"/dev/shm/sem.sem-test-{os.getpid()}"
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"made\n"
+        assert sentinel.shared_memory_of([holder.pid]) == {path}
+        assert sentinel.remove_shared_memory({path}, ()) == []  # somebody maps it
+    finally:
+        holder.communicate()
+    assert sentinel.remove_shared_memory({path}, {path}) == []  # it was there before
+    assert sentinel.remove_shared_memory({path}, ()) == [path]
+    assert not Path(path).exists()
