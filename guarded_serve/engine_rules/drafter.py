@@ -196,6 +196,8 @@ def _llama_rules(config: ModelConfig, version: Version) -> HeadRules:
 
 def _llama_dimensions(config: ModelConfig) -> Dimensions:
     assumed = [key for key in _LLAMA_DEFAULTS if config.integer(key) is None]
+    if config.integer("head_dim") is None and config.model_type != "llama":
+        assumed.append("head_dim")  # LlamaConfig divides; others have a default of their own (Qwen3Config: 128)
     value = {key: config.integer(key) or default for key, default in _LLAMA_DEFAULTS.items()}
     heads = value["num_attention_heads"]
     hidden = value["hidden_size"]
@@ -221,7 +223,7 @@ def _llama_aux_states(config: ModelConfig) -> int:
 
 
 def _llama_failures(config: ModelConfig, tied: bool) -> tuple[str, ...]:
-    failures = []
+    failures = _without_model_type(config)
     if not tied and not config.has("draft_vocab_size"):
         failures.append("config.json has no draft_vocab_size, which the class reads (AttributeError)")
     if "target_hidden_size" in config.raw and config.raw["target_hidden_size"] is None:
@@ -230,6 +232,13 @@ def _llama_failures(config: ModelConfig, tied: bool) -> tuple[str, ...]:
     if activation != "silu":
         failures.append(f"hidden_act is {activation!r}; the class knows silu only (ValueError)")
     return tuple(failures)
+
+
+def _without_model_type(config: ModelConfig) -> list[str]:
+    """transformers chooses the config class by it (AutoConfig)."""
+    return (
+        [] if config.model_type else ["config.json has no model_type, so that transformers cannot read it (ValueError)"]
+    )
 
 
 def _llama_layer(
@@ -343,13 +352,13 @@ def _mla_dimensions(config: ModelConfig) -> Dimensions:
         head_dim=size.head_dim,
         vocabulary=size.vocabulary,
         draft_vocabulary=size.draft_vocabulary,
-        assumed=size.assumed + missing,
+        assumed=tuple(key for key in size.assumed if key != "head_dim") + missing,
         mla={key: config.integer(key) or 1 for key in _MLA_KEYS},
     )
 
 
 def _mla_failures(config: ModelConfig, layers: int) -> tuple[str, ...]:
-    failures = []
+    failures = _without_model_type(config)
     if layers != 1:
         failures.append(f"num_hidden_layers is {layers}; the class takes 1 only (ValueError)")
     if config.get("q_lora_rank") is None:

@@ -610,6 +610,8 @@ CASES["S another vocabulary"] = lambda: Case(drafter(), target(vocabulary=4 * TA
 simple("S hidden_act gelu", setting("hidden_act", "gelu"))
 simple("S unknown rope type", setting("rope_scaling", {"rope_type": "spiral", "factor": 2.0}))
 simple("S two rope bases", setting("rope_parameters", {"rope_theta": 5e5}))
+simple("S no model_type", setting("model_type", ABSENT))
+simple("S Qwen3 config without head_dim", every(setting("model_type", "qwen3"), setting("head_dim", ABSENT)))
 simple("S no architecture", setting("architectures", ABSENT))
 simple("S class of its own", setting("architectures", ["MyEagle3Head"]))
 simple("S class of its own, external package", setting("architectures", ["MyEagle3Head"]),
