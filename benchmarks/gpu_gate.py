@@ -293,7 +293,8 @@ def main() -> int:
         target, drafter = make_models(Path(folder))
         flags = (
             f"--model-path {target} --load-format dummy --skip-tokenizer-init --port 30719 --host 127.0.0.1 "
-            "--attention-backend triton --sampling-backend pytorch --cuda-graph-max-bs-decode 2 --max-running-requests 2 "
+            "--attention-backend triton --sampling-backend pytorch --cuda-graph-max-bs-decode 2 "
+            "--max-running-requests 2 "
             f"--speculative-algorithm EAGLE3 --speculative-draft-model-path {drafter} --speculative-num-steps 3 "
             "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --mem-fraction-static 0.6"
         )
