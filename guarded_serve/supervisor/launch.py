@@ -63,6 +63,7 @@ class Launch:
     told: Told
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL))
     ending: bool = False  # no loss is worth telling any more
+    draining: bool = False  # it was asked to end: its schedulers go first, then its main process
 
     def __post_init__(self) -> None:
         self.launch_id = uuid.uuid4().hex
@@ -186,10 +187,10 @@ class Launch:
         watched = self._watched.get(pid)
         if watched is not None:
             self.loop.remove(watched.descriptor)
-        if self._first_lost is None and not self.ending:
+        if self._first_lost is None and not self.ending and not self.draining:
             self._first_lost = f"{role} {pid}"
             # Its parent may be about to end too, in order or not, and to say why.
-            self.loop.call_later(_LAST_WORDS_S, lambda: self._lose(None))
+            self.loop.call_later(_LAST_WORDS_S, lambda: None if self.draining else self._lose(None))
 
     def _on_server_ended(self, status: int) -> None:
         self._lose(status)

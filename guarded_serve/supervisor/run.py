@@ -360,6 +360,7 @@ class Supervisor:
         self._notify.send(STOPPING=1)
         self._enter(State.DRAINING, f"{cause}: {waits}" if served else f"{cause} before it served: ending it")
         self._notify.extend(limit + _KILL_S + 5)
+        launch.draining = True
         launch.child.note_shared_memory()
         launch.child.terminate()
         self._later("drain", limit, self._on_drain_deadline)

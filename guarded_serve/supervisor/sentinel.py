@@ -85,7 +85,7 @@ def shared_memory_of(pids: Iterable[int]) -> set[str]:
 
     By inode: a POSIX semaphore is mapped under a name of its creation that is gone at once (glibc's sem_open).
     """
-    inodes = set()
+    inodes: set[str] = set()
     for pid in pids:
         try:
             with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:  # noqa: PTH123

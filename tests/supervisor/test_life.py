@@ -155,6 +155,17 @@ def test_sigterm_ignored(tmp_path: Path) -> None:
         assert server.left() == []
 
 
+def test_a_main_process_that_outlives_its_schedulers_in_a_drain_is_waited_for(tmp_path: Path) -> None:
+    """SGLang ends its schedulers first, then takes its time: killing it then would cut a release of memory short."""
+    with Supervised(tmp_path, {"linger_s": 3.0}) as server:
+        ready(server)
+        asked = time.monotonic()
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert time.monotonic() - asked > 3
+        assert "lingered" in server.text()
+
+
 def test_second_signal_hurries(tmp_path: Path) -> None:
     with Supervised(tmp_path, {"drain_s": 60}) as server:
         ready(server)

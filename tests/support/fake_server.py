@@ -44,6 +44,7 @@ class Scenario:
     last_words: list[str] = field(default_factory=list)  # lines before it exits
     ignore_sigterm: bool = False
     drain_s: float = 0.0  # what SIGTERM takes
+    linger_s: float = 0.0  # what main does after its children have ended in order
     hello: bool = True
     hooks: dict[str, str] = field(default_factory=lambda: {"draft": "applied"})
     refuse: dict[str, str] | None = None  # a `refused` event as the drafter loads
@@ -112,6 +113,9 @@ def _main(scenario: Scenario, options: argparse.Namespace) -> None:
     time.sleep(scenario.drain_s)
     if not scenario.children_outlive:
         _end(children)
+    if scenario.linger_s:
+        time.sleep(scenario.linger_s)
+        print("lingered", flush=True)
     sys.stdout.write(scenario.partial_line)
     sys.stdout.flush()
     os._exit(0)
