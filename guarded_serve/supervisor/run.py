@@ -28,6 +28,7 @@ from guarded_serve.supervisor.loop import Loop, Timer
 from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.preflight import Gate
+from guarded_serve.supervisor.reaper import Reaper
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.reload import Reload, what_changes
 from guarded_serve.supervisor.restarts import Restarts
@@ -100,6 +101,7 @@ class Supervisor:
     def run(self) -> ExitCode:
         """Until the end."""
         become_subreaper()
+        Reaper(self._loop)
         wanted = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
         ignored = {number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN}
         self._loop.on_signals(sorted(wanted - ignored), self._on_signal)  # nohup and `&` mean what they say

@@ -62,7 +62,7 @@ def test_the_launcher_dies(tmp_path: Path, fault: signal.Signals) -> None:
         server.wait_for("state=serving")
         server.send(fault)
         assert server.end() == -fault
-        assert wait_until(lambda: server.left() == [], 3), server.left()
+        assert wait_until(lambda: server.left() == [], 10), server.left()
 
 
 def test_the_launcher_is_stopped_and_goes_on(tmp_path: Path) -> None:

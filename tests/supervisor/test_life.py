@@ -211,7 +211,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path, at: str) -> None:
         assert wait_until(lambda: len(server.pids()) == 4)
         server.send(signal.SIGKILL)
         server.end()
-        assert wait_until(lambda: server.left() == [], 3), server.left()
+        assert wait_until(lambda: server.left() == [], 10), server.left()
 
 
 def test_nothing_outlives_a_killed_sentinel(tmp_path: Path) -> None:
