@@ -49,6 +49,7 @@ class Scenario:
     hooks: dict[str, str] = field(default_factory=lambda: {"draft": "applied"})
     refuse: dict[str, str] | None = None  # a `refused` event as the drafter loads
     beats: bool = True
+    beat_s: float = 0.2
     generate: str = "ok"  # "ok", "stranger" (another request's answer), "error", "silent"
     never_ready: bool = False
     leaver: bool = False  # a grandchild leaves the session and forgets its parent
@@ -137,7 +138,7 @@ def _child(scenario: Scenario, role: str) -> None:
             _tell("refused", **scenario.refuse)
     cycles = 0
     while True:
-        time.sleep(0.2 if scenario.beats and role == "scheduler" else 3600)
+        time.sleep(scenario.beat_s if scenario.beats and role == "scheduler" else 3600)
         cycles += scenario.cycles_per_s
         _tell("beat", dropped=0, totals=_totals(cycles, scenario.running), busy=scenario.running > 0, forwards=cycles)
         if not scenario.children_outlive and os.getppid() == 1:
