@@ -74,6 +74,7 @@ class Launch:
         self._lost = False
         self._first_lost: str | None = None  # the process of the server that ended first
         self._fired_up = False
+        self._said = ""  # of a first generation that did not come back
         self._port_open_since: float | None = None
         self._trying = False
         self._answered_at: float | None = None
@@ -162,7 +163,7 @@ class Launch:
 
     def _on_hello(self, event: Mapping[str, Any]) -> None:
         pid = event.get("pid")
-        if not isinstance(pid, int) or self.ending:
+        if not isinstance(pid, int) or self.ending or event.get("launch_id", self.launch_id) != self.launch_id:
             return
         self._hellos[pid] = event
         self.told.hello(event)
@@ -249,7 +250,10 @@ class Launch:
             self._answered_at = time.monotonic()
             self._check_hello()
             return
-        self.told.stage(f"first generation: {answer.detail if isinstance(answer, ready.Answer) else answer}")
+        said = f"first generation: {answer.detail if isinstance(answer, ready.Answer) else answer}"
+        if said != self._said:
+            self._said = said
+            self.told.stage(said)
         self._again(_RETRY_S)
 
     def _check_hello(self) -> None:

@@ -50,7 +50,6 @@ class Options:
 
     log_format: Format | None = None  # None: for a person on a terminal, else plain
     command: Sequence[str] = SERVER_COMMAND
-    on_state: Callable[[State], None] | None = None  # the metric of the state
     reload: Reload | None = None  # reads the profile again; None: SIGHUP changes nothing
 
 
@@ -131,8 +130,6 @@ class Supervisor:
         self._state = state
         getattr(self._lines, level)(message, state=state.value, **fields)
         self._notify.send(STATUS=self._redactor.text(f"{state.value}{': ' + message if message else ''}"))
-        if self._options.on_state is not None:
-            self._options.on_state(state)
 
     def _later(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
         self._cancel(name)

@@ -60,9 +60,7 @@ def configure(systemd: Systemd, pair: ToyPair, port: int, *lines: str) -> None:
         "speculative_num_draft_tokens": 4,
     }
     text = "[engine]\ncpu_kernels = true\n[gpus]\nwait_s = 20\n[supervise]\ndrain_s = 30\n[server]\n"
-    text += "".join(
-        f"{name} = {value if not isinstance(value, str) else repr(value)}\n" for name, value in flags.items()
-    )
+    text += "".join(f"{name} = {json.dumps(value)}\n" for name, value in flags.items())
     profile = "/run/engine.toml"
     systemd.run("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, profile)
     command = shlex.join([sys.executable, "-m", "guarded_serve.launch_server", "--profile", profile])
