@@ -28,6 +28,7 @@ from guarded_serve.supervisor.loop import Loop, Timer
 from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.preflight import Gate
+from guarded_serve.supervisor.probing import Probe, Probed
 from guarded_serve.supervisor.reaper import Reaper
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.reload import Reload, what_changes
@@ -50,6 +51,7 @@ class Options:
 
     log_format: Format | None = None  # None: for a person on a terminal, else plain
     command: Sequence[str] = SERVER_COMMAND
+    probe: Probe | None = None  # gate 3; None: none
     reload: Reload | None = None  # reads the profile again; None: SIGHUP changes nothing
 
 
@@ -93,6 +95,7 @@ class Supervisor:
         self._timers: dict[str, Timer] = {}
         self._asked = 0  # stop signals so far
         self._busy_until: float | None = None
+        self._instead: Deployment | None = None  # what a failed probe made us serve
         self._kills_before: int | None = None
         self._hang_up_stops = any(os.isatty(descriptor) for descriptor in (0, 1, 2))
         output.on_room = self._on_room
@@ -224,9 +227,33 @@ class Supervisor:
             self._notify.send(STATUS=f"starting: {stage}, {seconds:.0f} s")
 
     def _on_answered(self) -> None:
-        if self._state is State.STARTING:
-            self._enter(State.PROBING)
+        if self._state is not State.STARTING:
+            return
+        self._enter(State.PROBING)
+        probe, launch = self._options.probe, self._launch
+        assert launch is not None
+        if probe is None or self._instead is not None or not launch.address.answers:
             self._serve()
+            return
+        deployment, address = launch.deployment, launch.address
+        self._loop.in_thread(lambda: probe(deployment, address), lambda result: self._on_probed(launch, result))
+
+    def _on_probed(self, launch: Launch, result: object) -> None:
+        if self._state is not State.PROBING or self._launch is not launch:
+            return  # stopped or dead meanwhile
+        if not isinstance(result, Probed):
+            self._end(State.FAILED, ExitCode.INTERNAL, f"the probe itself failed: {result!r}")
+            return
+        for finding in result.findings:
+            self._lines.finding(finding)
+        self._lines.info(result.summary)
+        errors = [finding for finding in result.findings if finding.severity is Severity.ERROR]
+        if not errors:
+            self._serve()
+            return
+        self._instead = result.instead
+        then = "; starting without the drafter" if self._instead is not None else ""
+        self._end(State.REFUSED, errors[0].exit_code, f"{errors[0].check}: {errors[0].message}{then}")
 
     def _serve(self) -> None:
         launch = self._launch
@@ -452,6 +479,12 @@ class Supervisor:
     def _after(self) -> None:
         """After a refusal or failure: another try, or the end."""
         delay = None
+        if self._state is State.REFUSED and self._instead is not None and self._deployment is not self._instead:
+            if not self._asked:
+                self._deployment = self._instead
+                self._later("restart", 0, self._restart)
+                return
+            self._code = ExitCode.OK  # asked to stop before the second try
         if self._state is State.FAILED and self._code is ExitCode.SERVER and not self._asked:
             delay = self._restarts.next_delay_s(time.monotonic())
         if delay is None:

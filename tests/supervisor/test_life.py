@@ -105,6 +105,39 @@ def test_refused_without_hello(tmp_path: Path) -> None:
         assert "plugin never reported" in server.text()
 
 
+def test_a_probe_that_passes(tmp_path: Path) -> None:
+    with Supervised(tmp_path, probe={"seconds": 0.5}) as server:
+        ready(server)
+        assert "accept length 2.40" in server.text()
+
+
+def test_a_probe_that_fails_refuses(tmp_path: Path) -> None:
+    with Supervised(tmp_path, probe={"error": True}) as server:
+        assert server.end() == 65
+        assert server.states() == ["preflight", "starting", "probing", "refused"]
+        assert "accept length 1.02 on 8 prompts" in server.text()
+        assert server.left() == []
+
+
+def test_a_probe_that_fails_and_a_server_without_drafter(tmp_path: Path) -> None:
+    with Supervised(tmp_path, probe={"error": True, "instead": True}) as server:
+        ready(server)
+        first = ["preflight", "starting", "probing", "refused"]
+        assert server.states() == [*first, "preflight", "starting", "probing", "serving"]
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert server.left() == []
+
+
+def test_sigterm_while_it_is_probed(tmp_path: Path) -> None:
+    with Supervised(tmp_path, probe={"seconds": 30}) as server:
+        server.wait_for("state=probing")
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert server.states()[-2:] == ["draining", "stopped"]
+        assert server.left() == []
+
+
 def test_start_deadline(tmp_path: Path) -> None:
     profile = {"supervise": {"start_deadline_s": 1.0}}
     with Supervised(tmp_path, {"start_s": 60, "say": ["loading shard 1"]}, profile) as server:

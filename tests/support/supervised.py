@@ -25,6 +25,8 @@ from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
 from guarded_serve.supervisor.lines import Format
 from guarded_serve.supervisor.preflight import Gate
+from guarded_serve.supervisor.probing import Probed
+from guarded_serve.supervisor.ready import Address, generate
 from guarded_serve.supervisor.run import Options, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +72,7 @@ class Supervised:
         gate_s: float = 0.0,
         log_format: str | None = None,
         wild_clock: bool = False,
+        probe: Mapping[str, Any] | None = None,
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -85,6 +88,7 @@ class Supervised:
             "gate_s": gate_s,
             "log_format": log_format,
             "wild_clock": wild_clock,
+            "probe": probe,
         }
         if "--api-key" in arguments:
             request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
@@ -193,13 +197,26 @@ def _run(request: dict[str, Any]) -> int:
         time.sleep(request["gate_s"])
         return _gate(ExitCode(codes.pop(0) if len(codes) > 1 else codes[0]))
 
+    def probe(asked: Deployment, address: Address) -> Probed:
+        said = request["probe"]
+        time.sleep(said.get("seconds", 0))
+        assert generate(address, 5).ok
+        if not said.get("error"):
+            return Probed("accept length 2.40")
+        finding = Finding("probe.accept_length", Severity.ERROR, "accept length 1.02 on 8 prompts")
+        return Probed("accept length 1.02", (finding,), asked if said.get("instead") else None)
+
     def reload() -> Deployment:
         limits = deployment.profile.supervise.model_copy(update={"hang_s": 77.0})
         return replace(deployment, profile=deployment.profile.model_copy(update={"supervise": limits}))
 
     command = (sys.executable, str(Path(__file__).with_name("fake_server.py")), json.dumps(request["scenario"]))
     log_format = Format(request["log_format"]) if request["log_format"] else None
-    return supervise(deployment, preflight, Options(log_format=log_format, command=command, reload=reload))
+    return supervise(
+        deployment,
+        preflight,
+        Options(log_format=log_format, command=command, reload=reload, probe=probe if request.get("probe") else None),
+    )
 
 
 if __name__ == "__main__":
