@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from guarded_serve.findings import Finding, Report, Status
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.redact import Redactor
 
+_JOURNAL_LEVELS = {"info": b"<6>", "warning": b"<4>", "error": b"<3>"}
+_ERROR = re.compile(rb"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)|^\w+(\.\w+)*(Error|Exception): ")
 _COLOURS = {"info": "36", "warning": "33", "error": "31"}
 
 
@@ -25,12 +28,17 @@ class Format(str, Enum):
 
     HUMAN = "human"
     PLAIN = "plain"
+    JOURNAL = "journal"  # plain, with sd-daemon(3)'s level before each line and no time: the journal has its own
     JSON = "json"
 
     @classmethod
     def suited_to(cls, descriptor: int) -> Format:
-        """For a person on a terminal, plain otherwise."""
-        return cls.HUMAN if os.isatty(descriptor) else cls.PLAIN
+        """For a person on a terminal, the journal where systemd reads us, plain otherwise."""
+        if os.isatty(descriptor):
+            return cls.HUMAN
+        status = os.fstat(descriptor)
+        journal = os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+        return cls.JOURNAL if journal else cls.PLAIN
 
 
 class Lines:
@@ -90,6 +98,8 @@ class Lines:
                 for line in lines
             )
             self._output.write("".join(f"{line}\n" for line in wrapped).encode())
+        elif self._style is Format.JOURNAL:
+            self._output.write(b"".join(_journal_level(line) + line + b"\n" for line in lines))
         else:
             self._output.write(b"".join(line + b"\n" for line in lines))
 
@@ -116,7 +126,17 @@ class Lines:
             said = {"msg": message} if message else {}
             named: dict[str, Any] = {"ts": _now(), "level": level, "from": "guard", **first, **said, **fields}
             line = " ".join(f"{name}={_value(value)}" for name, value in named.items())
-        self._output.write(line.encode(errors="replace") + b"\n")
+        data = line.encode(errors="replace")
+        if self._style is Format.JOURNAL:
+            data = _JOURNAL_LEVELS[level] + data.partition(b" ")[2]  # without the time
+        self._output.write(data + b"\n")
+
+
+def _journal_level(line: bytes) -> bytes:
+    """The level of a line of the server, from its words."""
+    if _ERROR.search(line):
+        return b"<3>"
+    return b"<4>" if b"WARNING" in line or b"Warning:" in line else b"<6>"
 
 
 def _value(value: Any) -> str:

@@ -112,7 +112,7 @@ def test_secrets_are_masked_in_text_bytes_and_fields(tmp_path: Path) -> None:
     text = (tmp_path / "out").read_text()
     assert "sk-12345678" not in text
     assert "hf_abcdefgh" not in text
-    assert text.count("***") == 6
+    assert text.count("***") == 8
 
 
 def test_restarts_back_off_and_end() -> None:
@@ -197,3 +197,19 @@ def test_a_semaphore_is_known_by_its_inode() -> None:
     assert sentinel.remove_shared_memory({path}, {path}) == []  # it was there before
     assert sentinel.remove_shared_memory({path}, ()) == [path]
     assert not Path(path).exists()
+
+
+def test_the_journal_gets_levels(tmp_path: Path) -> None:
+    with Loop() as loop, (tmp_path / "out").open("wb") as file:
+        output = Output(loop, file.fileno())
+        lines = Lines(output, Format.JOURNAL, Redactor(()))
+        lines.error("it ended", state="failed")
+        lines.server([b"[2026] ERROR: no", b"[2026] WARNING: hm", b"RuntimeError: x", b"Decode batch"])
+        output.finish()
+    assert (tmp_path / "out").read_text().splitlines() == [
+        '<3>level=error from=guard state=failed msg="it ended"',
+        "<3>[2026] ERROR: no",
+        "<4>[2026] WARNING: hm",
+        "<3>RuntimeError: x",
+        "<6>Decode batch",
+    ]

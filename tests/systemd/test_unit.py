@@ -158,6 +158,9 @@ def test_a_crash_is_restarted(systemd: Systemd) -> None:
     assert found["NRestarts"] == "1"
     assert found["ActiveState"] == "active"
     assert "state=failed" in systemd.journal(UNIT)
+    errors = systemd.run("journalctl", "--unit", UNIT, "--priority=err", "--no-pager", "--output=cat").output
+    assert "state=failed" in errors
+    assert "state=serving" not in errors
 
 
 @needs_systemd
