@@ -17,7 +17,7 @@ from typing import Any
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment, Setting
-from guarded_serve.supervisor import cgroup, crash, death
+from guarded_serve.supervisor import cgroup, crash, death, ready
 from guarded_serve.supervisor.child import become_subreaper
 from guarded_serve.supervisor.economy import WINDOW_S as ECONOMY_S
 from guarded_serve.supervisor.economy import Economy
@@ -453,7 +453,10 @@ class Supervisor:
         self._show_folded()
         if removed:
             self._lines.info("removed from shared memory: " + ", ".join(removed))
+        address = self._launch.address if self._launch is not None else None
         self._close_launch()
+        if address is not None and ready.listens(address):
+            self._lines.warning(f"another process answers on {address.url}")
         if self._state is State.DRAINING:
             self._finish(State.STOPPED, ExitCode.OK, "nothing of the server is left")
         elif self._state in ENDS:
