@@ -61,8 +61,19 @@ def read_json(path: Path, *, limit: int) -> Any:
     return parse_json(raw, path)
 
 
+MAX_CONTAINERS = 600_000
+MAX_ITEMS = 1_200_000
+"""Objects and lists, and values, in one JSON text: parsed, a short text of brackets takes twenty times its size."""
+
+
 def parse_json(raw: bytes, path: Path) -> Any:
-    """JSON from bytes; raises `Unreadable` with the place of the fault."""
+    """JSON from bytes; raises `Unreadable` with the place of the fault, or where it would unfold to too much."""
+    containers, items = raw.count(b"{") + raw.count(b"["), raw.count(b",")
+    if containers > MAX_CONTAINERS or items > MAX_ITEMS:
+        message = (
+            f"{path.name} has more than {MAX_ITEMS} values or {MAX_CONTAINERS} objects; the guard does not read it"
+        )
+        raise Unreadable(Problem("too-large", message, path))
     try:
         return json.loads(raw)
     except RecursionError as error:

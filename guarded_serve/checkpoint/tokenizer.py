@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from guarded_serve.checkpoint.files import Unreadable, parse_json, read_bytes, read_json
+from guarded_serve.checkpoint.files import MAX_CONTAINERS, MAX_ITEMS, Unreadable, parse_json, read_bytes, read_json
 from guarded_serve.checkpoint.problem import Problem
 
 FILE_LIMIT = 64 * 2**20
@@ -26,8 +26,6 @@ FILE_LIMIT = 64 * 2**20
 VOCAB_LIMIT = 24 * 2**20
 """Longest vocabulary part that is parsed, in bytes."""
 MAX_TOKENS = 2**20
-MAX_CONTAINERS = 600_000
-"""Most objects and lists in a part that is parsed: what bounds its memory."""
 _SMALL = 4 * 2**20
 
 
@@ -151,7 +149,7 @@ def _part(raw: bytes, path: Path) -> Any:
     """The JSON value at the start of ``raw``; what follows it is not read."""
     if len(raw) > VOCAB_LIMIT:
         raw = raw[:VOCAB_LIMIT]
-    if raw.count(b"{") + raw.count(b"[") > MAX_CONTAINERS or raw.count(b",") > 4 * MAX_TOKENS:
+    if raw.count(b"{") + raw.count(b"[") > MAX_CONTAINERS or raw.count(b",") > MAX_ITEMS:
         raise Unreadable(Problem("too-large", f"{path.name} has a vocabulary of too many parts to be read", path))
     try:
         return json.JSONDecoder().raw_decode(raw.decode("utf-8", "replace"))[0]
@@ -162,8 +160,6 @@ def _part(raw: bytes, path: Path) -> Any:
 
 def _vocab_json(path: Path) -> tuple[dict[int, str], dict[int, str]]:
     raw = read_bytes(path, limit=VOCAB_LIMIT)
-    if raw.count(b"{") + raw.count(b"[") > MAX_CONTAINERS or raw.count(b",") > 4 * MAX_TOKENS:
-        raise Unreadable(Problem("too-large", f"{path.name} has too many parts to be read", path))
     value = parse_json(raw, path)
     if not isinstance(value, dict):
         raise Unreadable(Problem("bad-tokenizer", f"{path.name} is not a map of tokens to ids", path))
