@@ -13,7 +13,7 @@ import pytest
 from tests.support.bare_sglang import Server, eagle3_flags, serve, version
 from tests.support.toy import ToyPair, make_pair
 
-NEW_TOKENS = 64
+NEW_TOKENS = 48
 BATCH = 8
 
 pytestmark = [
@@ -76,7 +76,8 @@ def _same_text(server: Server, plain: Plain, least_accept_length: float) -> None
 
 
 @pytest.fixture(scope="module")
-def chain(pair: ToyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def chain(pair: ToyPair, plain: Plain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    assert plain.texts  # written before this server starts: two cores are for one server at a time
     flags = eagle3_flags(pair.drafter, steps=3, topk=1, draft_tokens=4)
     with serve(pair.target, flags, tmp_path_factory.mktemp("chain") / "log") as server:
         yield server
