@@ -57,7 +57,7 @@ def _same_text(server: Server, plain: Plain, least_accept_length: float) -> None
     answers = [server.generate(prompt, NEW_TOKENS) for prompt in plain.prompts]
     assert [answer["output_ids"] for answer in answers] == plain.texts
     cached = [answer["meta_info"]["cached_tokens"] for answer in answers]
-    assert cached[-1] >= 40, "the last prompt begins as the one before it"
+    assert cached[-1] >= 39, "the last prompt begins as the one before it"  # EAGLE keys its cache by pairs of tokens
 
     verified = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
     for answer in answers:
