@@ -40,9 +40,7 @@ def with_settings(
         for name, setting in deployment.server.items()
         if setting.origin.endswith("(--config)") and name not in gone
     }
-    unfold = any(
-        deployment.server[name].origin.endswith("(--config)") for name in remove if name in deployment.server
-    )
+    unfold = any(deployment.server[name].origin.endswith("(--config)") for name in remove if name in deployment.server)
     arguments = list(_less(deployment.arguments, {*gone, "config"} if unfold else gone, dump))
     if unfold:
         for name, setting in config.items():

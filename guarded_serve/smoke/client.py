@@ -10,7 +10,6 @@ import http.client
 import json
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,5 +138,3 @@ def _refuse(path: str, status: int, content: bytes) -> None:
     if 400 <= status < 500 and status not in (401, 403, 404, 408, 429):
         raise PromptRefused(f"{path}: HTTP {status}: {said}")
     raise ServerError(f"{path}: HTTP {status}: {said}")
-
-

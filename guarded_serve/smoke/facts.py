@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,6 @@ class Clues:
     eagle3_head: bool = False
     captured: tuple[int, ...] | None = None  # layers that SGLang captures for this drafter
     usual: tuple[int, ...] | None = None  # the ones that EAGLE-3 heads for so many layers are usually made for
-    untrained_norms: tuple[str, ...] = ()  # norm weights that are exactly 1 everywhere
+    untrained: tuple[str, ...] = ()  # what the preflight found that looks like random weights, in words
     trained_for: str | None = None
     ignored: tuple[str, ...] = ()  # findings of the preflight that the profile ignores, in words
-    settings: Mapping[str, Any] = field(default_factory=dict)

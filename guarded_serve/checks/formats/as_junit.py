@@ -15,12 +15,19 @@ _NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def render(report: Report, code: ExitCode) -> str:
     """One `<testsuites>` document. ``code`` is not part of the format."""
     root = Xml.Element("testsuites", name="guarded-serve check")
+    add_suites(root, report)
+    Xml.indent(root)
+    return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def add_suites(root: Xml.Element, report: Report, prefix: str = "") -> None:
+    """A suite a family; ``prefix`` comes before the names of suites and classes."""
     for family, group in groupby(report.outcomes, key=lambda outcome: outcome.check.partition(".")[0]):
         outcomes = list(group)
         suite = Xml.SubElement(
             root,
             "testsuite",
-            name=family,
+            name=_clean(prefix + family),
             tests=str(len(outcomes)),
             failures=str(sum(outcome.status is Status.FAIL for outcome in outcomes)),
             errors=str(sum(outcome.status is Status.CRASHED for outcome in outcomes)),
@@ -28,14 +35,14 @@ def render(report: Report, code: ExitCode) -> str:
             time=f"{sum(outcome.seconds for outcome in outcomes):.6f}",
         )
         for outcome in outcomes:
-            _case(suite, outcome)
-    Xml.indent(root)
-    return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+            _case(suite, outcome, prefix)
 
 
-def _case(suite: Xml.Element, outcome: Outcome) -> None:
+def _case(suite: Xml.Element, outcome: Outcome, prefix: str) -> None:
     family, _, name = outcome.check.partition(".")
-    case = Xml.SubElement(suite, "testcase", classname=family, name=name, time=f"{outcome.seconds:.6f}")
+    case = Xml.SubElement(
+        suite, "testcase", classname=_clean(prefix + family), name=name, time=f"{outcome.seconds:.6f}"
+    )
     if outcome.status is Status.SKIPPED:
         Xml.SubElement(case, "skipped", message=_clean(outcome.reason or ""))
     errors = [finding for finding in outcome.findings if finding.severity is Severity.ERROR]
