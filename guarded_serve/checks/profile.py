@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _RULES = {
     "profile.file": "The profile can be read.",
     "profile.syntax": "The profile is TOML.",
+    "profile.unknown_section": "Every section of the profile exists.",
     "profile.unknown_key": "Every key of the profile exists.",
     "profile.type": "Every value of the profile has its key's type.",
     "profile.value": "Every value of the profile is one that its key may have.",
