@@ -16,6 +16,7 @@ from guarded_serve.facts.gpu_choice import other_device
 from guarded_serve.facts.memory import SystemMemory, read_system_memory
 from guarded_serve.facts.ports import Port, read_ports, wanted_ports
 from guarded_serve.facts.processes import PROC
+from guarded_serve.facts.py_spy import find_py_spy
 from guarded_serve.facts.shm import SharedMemory, read_shared_memory
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def gather_host(deployment: Deployment) -> HostFacts:
         clock=Clock(time.time(), _synchronised()),
         nodes=() if other_device(deployment) else read_nodes(),
         iommu=read_iommu(),
-        py_spy=shutil.which("py-spy"),
+        py_spy=find_py_spy(),
         ptrace_scope=_integer(PROC / "sys/kernel/yama/ptrace_scope"),
         root=os.geteuid() == 0,
     )

@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from guarded_serve.facts.py_spy import find_py_spy
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.supervisor.redact import Redactor
 
@@ -55,7 +55,7 @@ def write(
 def dump_stacks(folder: Path, processes: Mapping[int, str], deadline_s: float) -> None:
     """Where each process is: the kernel's view, and py-spy's of its Python threads. Returns before ``deadline_s``."""
     end = time.monotonic() + deadline_s
-    tool = _py_spy()
+    tool = find_py_spy()
     for pid, role in processes.items():
         text = [_kernel_view(pid)]
         left = end - time.monotonic()
@@ -69,11 +69,6 @@ def dump_stacks(folder: Path, processes: Mapping[int, str], deadline_s: float) -
             (folder / f"stack-{role.replace('/', '_')}-{pid}.txt").write_text("\n".join(text), encoding="utf-8")
         except OSError:
             return
-
-
-def _py_spy() -> str | None:
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def _run(command: list[str], seconds: float) -> str:
