@@ -21,6 +21,7 @@ _RULES = {
     "profile.value": "Every value of the profile is one that its key may have.",
     "profile.combination": "The settings can be in force together, and preflight.ignore names checks only.",
     "profile.config": "The --config file can be read, and SGLang knows its keys.",
+    "profile.prompts": "The prompts of the probe can be read.",
     "profile.flags": "SGLang knows every flag and takes its value.",
     "profile.sglang": "The installed SGLang can say which settings it has.",
     "target.model_path": "A model is given.",

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Until the server's end; what to exit with."""
     from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415 - `--help` needs none of it
+    from guarded_serve.smoke.probe import probe, prompts_finding  # noqa: PLC0415
 
     guard = GuardOptions.from_namespace(options)
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
@@ -37,8 +38,11 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         print(dry_run(resolution.deployment))
         return resolution.exit_code(strict=guard.strict)
 
+    bad_prompts = prompts_finding(resolution.deployment)
+    configuration = (*resolution.findings, bad_prompts) if bad_prompts else resolution.findings
+
     def gate(deployment: Deployment) -> Gate:
-        said = preflight(deployment, resolution.findings, strict=guard.strict)
+        said = preflight(deployment, configuration, strict=guard.strict)
         broken = resolution.exit_code()
         return said if said.code is not ExitCode.OK or broken is ExitCode.OK else replace(said, code=broken)
 
@@ -55,7 +59,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"error: the API key cannot be read: {error}", file=sys.stderr)
         return ExitCode.PERMISSION if isinstance(error, PermissionError) else ExitCode.MISSING
-    return supervise(deployment, gate, Options(log_format=log_format, reload=again))
+    return supervise(deployment, gate, Options(log_format=log_format, reload=again, probe=probe))
 
 
 def dry_run(deployment: Deployment) -> str:
