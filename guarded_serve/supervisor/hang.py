@@ -130,7 +130,9 @@ class HangWatch:
         return float(min(self.probe_interval_s * 1.5 ** min(self._successes, 20), longest))
 
     def _probe_deadline_s(self) -> float:
-        """So that a hang right after a good probe is still found within ``hang_s``."""
+        """So that a hang right after a good probe is still found within ``hang_s``; in full while somebody works."""
+        if any(rank.busy for rank in self._ranks.values()):
+            return self.hang_s
         return max(self.hang_s - self._interval_s(), self.hang_s / 4)
 
     def _moved_at(self) -> float:

@@ -57,7 +57,7 @@ def test_a_stopped_process_is_a_hang(tmp_path: Path, pair: ToyPair, role: str) -
         stopped = time.monotonic()
         os.kill(launcher.processes()[role], signal.SIGSTOP)
         launcher.wait_for("state=failed", 12)
-        assert 6 < time.monotonic() - stopped < 8 + 2
+        assert 2 < time.monotonic() - stopped < 8 + 2
         assert launcher.process.wait(60) == 69
         assert launcher.left() == []
         (folder,) = (tmp_path / "cycles/crashes").iterdir()

@@ -119,3 +119,12 @@ def test_without_beats_the_log_shows_progress() -> None:
     watch.log_moved(15)
     assert watch.verdict(20) is None
     assert watch.verdict(40) is not None
+
+
+def test_a_probe_behind_one_very_long_forward_pass_waits_in_full() -> None:
+    watch = HangWatch(120, 60, 0)
+    beat(watch, 60, 1, busy=False)
+    watch.probe_began(60)
+    for second in range(61, 190):
+        beat(watch, second, 2, busy=True)  # it compiles, say
+        assert (watch.verdict(second) is not None) == (second >= 181), second
