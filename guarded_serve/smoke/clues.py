@@ -25,11 +25,15 @@ def clues(facts: Facts, report: Report) -> Clues:
         eagle3_head=model.head_class is not None,
         captured=capture.captured if capture else None,
         usual=default_layers(layers) if layers else None,
-        untrained=tuple(found.message for found in report.findings if found.check == "drafter.untrained"),
+        untrained=tuple(
+            found.message.partition(": ")[0] for found in report.findings if found.check == "drafter.untrained"
+        ),
         trained_for=deployment.profile.drafter.trained_for,
-        ignored=tuple(
+        warned=tuple(
             f"{found.check}: {found.message}"
             for found in report.findings
-            if found.ignored and found.severity is Severity.WARNING
+            if found.severity is Severity.WARNING
+            and found.check.startswith("drafter.")
+            and found.check != "drafter.untrained"
         ),
     )

@@ -28,8 +28,7 @@ def likely_causes(acceptance: Acceptance, clues: Clues, by_kind: Mapping[str, Ac
         causes += _nothing(clues) if first < NOTHING else _little(clues)
     else:
         causes += _weak(acceptance, clues, by_kind)
-    if clues.ignored:
-        causes.append(f"the preflight was told to ignore what it found: {'; '.join(clues.ignored)}")
+    causes += [f"the preflight only warned of it: {sentence}" for sentence in clues.warned]
     return causes
 
 

@@ -146,4 +146,4 @@ class Clues:
     usual: tuple[int, ...] | None = None  # the ones that EAGLE-3 heads for so many layers are usually made for
     untrained: tuple[str, ...] = ()  # what the preflight found that looks like random weights, in words
     trained_for: str | None = None
-    ignored: tuple[str, ...] = ()  # findings of the preflight that the profile ignores, in words
+    warned: tuple[str, ...] = ()  # the preflight's warnings about the drafter, ignored errors among them, in words

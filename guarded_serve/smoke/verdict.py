@@ -100,9 +100,10 @@ def judge(case: Case) -> Verdict:
     figures = _figures(case)
     outcomes = [_served(case)]
     if case.run.cells:
+        first = _first_position(case, figures)
         outcomes += [
-            _first_position(case, figures),
-            _accept_length(case, figures),
+            first,
+            _accept_length(case, figures, broken=first.status is Status.FAIL),
             *_gains(case, figures),
             _same_text(case),
             _regression(case, figures),
@@ -265,7 +266,7 @@ def _first_position(case: Case, figures: Figures) -> Outcome:
 _WORKS = "look at speculative_algorithm and at the server's log"
 
 
-def _accept_length(case: Case, figures: Figures) -> Outcome:
+def _accept_length(case: Case, figures: Figures, *, broken: bool) -> Outcome:
     if figures.accept_length is None:
         return Outcome(LENGTH, Status.SKIPPED, reason="no verification was counted")
     return _against_floor(
@@ -274,7 +275,9 @@ def _accept_length(case: Case, figures: Figures) -> Outcome:
         figures.accept_length,
         case.floors.accept_length,
         2,
-        "train the drafter further, on this target's own answers; the floor is smoke.min_accept_length",
+        "mend the pairing first"
+        if broken
+        else "train the drafter further, on this target's own answers; the floor is smoke.min_accept_length",
     )
 
 

@@ -60,6 +60,6 @@ def test_only_the_first_draft_is_good() -> None:
     assert "draft 2 is right in 6%" in causes[0]
 
 
-def test_what_the_profile_ignores_is_named() -> None:
-    clues = Clues("EAGLE3", 3, True, ignored=("drafter.map_values: the map is shuffled",))
+def test_what_the_preflight_warned_of_is_named() -> None:
+    clues = Clues("EAGLE3", 3, True, warned=("drafter.map_values: the map is shuffled",))
     assert "the map is shuffled" in likely_causes(NOTHING, clues, {})[-1]

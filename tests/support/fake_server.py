@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import mmap
 import os
@@ -21,6 +22,7 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -61,6 +63,10 @@ class Scenario:
     cycles_per_s: int = 0
     partial_line: str = ""  # written without an end of line, at the end
     connections: str = ""  # file that counts generations
+    accept: dict[str, list[int]] = field(default_factory=dict)  # by a drafter's folder name: right drafts, as SGLang's
+    # histogram counts them; "" for a server without drafter, which counts none
+    ms_per_token: dict[str, float] = field(default_factory=dict)  # likewise
+    die_at: int | None = None  # at the so-many-th streamed generation
 
 
 def main() -> None:
@@ -69,6 +75,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=30000)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--api-key")
+    parser.add_argument("--speculative-draft-model-path", default="")
     parser.add_argument("--config")
     options, _ = parser.parse_known_args(sys.argv[2:])
     if options.config:  # as SGLang: below the command line
@@ -95,7 +102,10 @@ def _main(scenario: Scenario, options: argparse.Namespace) -> None:
     signal.signal(signal.SIGQUIT, lambda *_: _kill_all(children))  # as SGLang does when a child fails
     _nap(scenario.start_s, stopping)
     if not stopping.is_set():
-        server = ThreadingHTTPServer((options.host, options.port), _handler(scenario, options.api_key))
+        server = ThreadingHTTPServer(
+            (options.host, options.port),
+            _handler(scenario, options.api_key, Path(options.speculative_draft_model_path).name),
+        )
         threading.Thread(target=server.serve_forever, daemon=True).start()
         if not scenario.never_ready:
             print(FIRED_UP, flush=True)
@@ -235,7 +245,9 @@ def _kill_all(children: list[subprocess.Popen[bytes]]) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _handler(scenario: Scenario, api_key: str | None) -> type[BaseHTTPRequestHandler]:
+def _handler(scenario: Scenario, api_key: str | None, drafter: str = "") -> type[BaseHTTPRequestHandler]:
+    streamed = itertools.count(1)
+
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
@@ -255,8 +267,35 @@ def _handler(scenario: Scenario, api_key: str | None) -> type[BaseHTTPRequestHan
             elif scenario.generate == "error":
                 self._answer(500, {"error": "no"})
             else:
+                if self.path == "/v1/tokenize":
+                    self._answer(200, {"tokens": [1, 2, 3]})
+                    return
+                if body.get("stream"):
+                    if next(streamed) == scenario.die_at:
+                        os._exit(1)
+                    self._stream(body)
+                    return
                 own = "somebody-else" if scenario.generate == "stranger" else body["rid"]
                 self._answer(200, {"text": " a", "meta_info": {"id": own, "completion_tokens": 2}})
+
+        def _stream(self, body: dict[str, Any]) -> None:
+            """A token, then the rest after the time that it takes."""
+            tokens = body["sampling_params"]["max_new_tokens"]
+            histogram = scenario.accept.get(drafter, [])
+            self.send_response(200)
+            self.end_headers()
+            for done in (1, tokens):
+                if done > 1:
+                    time.sleep(scenario.ms_per_token.get(drafter, 1.0) * (tokens - 1) / 1e3)
+                meta: dict[str, object] = {"id": body["rid"], "completion_tokens": done}
+                if done == tokens and histogram:
+                    # As SGLang: one verification emits the right drafts and the bonus; scaled to this answer's length.
+                    cycles = round(tokens * sum(histogram) / sum((i + 1) * n for i, n in enumerate(histogram)))
+                    scaled = [round(cycles * n / sum(histogram)) for n in histogram]
+                    meta |= {"spec_verify_ct": sum(scaled), "spec_correct_drafts_histogram": scaled}
+                chunk = json.dumps({"text": "a" * done, "meta_info": meta})
+                self.wfile.write(f"data: {chunk}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
 
         def _answer(self, status: int, content: dict[str, object]) -> None:
             data = json.dumps(content).encode()
