@@ -164,7 +164,7 @@ def test_a_full_file_system(tmp_path: Path, pair: ToyPair, full: str) -> None:
     script = f'mount -t tmpfs -o size=64k tmpfs {place} && head -c 65536 /dev/zero > {place}/full; exec "$@"'
     log = tmp_path / "log"
     profile = tmp_path / "profile.toml"
-    profile.write_text("[gpus]\nwait_s = 0\n")
+    profile.write_text("[probe]\nenabled = false\n[gpus]\nwait_s = 0\n")
     with log.open("wb") as output:
         process = subprocess.Popen(
             [

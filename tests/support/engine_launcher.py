@@ -43,7 +43,7 @@ class Launcher:
         self.log = folder / "log"
         self.profile = folder / "profile.toml"
         limits = "\n".join(f"{name} = {value}" for name, value in supervise.items())
-        self.profile.write_text(f"[gpus]\nwait_s = 5\n[supervise]\n{limits}\n")
+        self.profile.write_text(f"[probe]\nenabled = false\n[gpus]\nwait_s = 5\n[supervise]\n{limits}\n")
         self.mapped: set[str] = set()
         flags = flags_of(pair, self.port)
         own = ["--profile", str(self.profile), "--guard-cpu-kernels"]

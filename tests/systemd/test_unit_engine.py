@@ -59,7 +59,7 @@ def configure(systemd: Systemd, pair: ToyPair, port: int, *lines: str) -> None:
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": 4,
     }
-    text = "[engine]\ncpu_kernels = true\n[gpus]\nwait_s = 20\n[supervise]\ndrain_s = 30\n[server]\n"
+    text = "[engine]\ncpu_kernels = true\n[probe]\nenabled = false\n[gpus]\nwait_s = 20\n[supervise]\ndrain_s = 30\n[server]\n"
     text += "".join(f"{name} = {json.dumps(value)}\n" for name, value in flags.items())
     profile = "/run/engine.toml"
     systemd.run("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, profile)
