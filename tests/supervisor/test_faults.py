@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from guarded_serve.supervisor.cgroup import memberships
 from tests.support.supervised import Supervised, wait_until
 
 QUICK = {"supervise": {"hang_s": 4.0, "probe_interval_s": 1.0, "drain_s": 2.0}}
@@ -238,3 +239,38 @@ def test_the_wall_clock_jumps(tmp_path: Path) -> None:
         server.send(signal.SIGTERM)
         assert server.end() == 0
         assert server.left() == []
+
+
+def memory_group() -> Path | None:
+    """A memory cgroup of our own, of either version, with room for 400 MB; None where none can be made."""
+    found = memberships(Path("/proc/self/cgroup").read_text())
+    if "memory" in found:
+        group, limit = Path("/sys/fs/cgroup/memory" + found["memory"]), "memory.limit_in_bytes"
+    else:
+        group, limit = Path("/sys/fs/cgroup" + found.get("", "")), "memory.max"
+    group = group / f"guarded-serve-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(400 << 20))
+        (group / "cgroup.procs").stat()
+    except OSError:
+        return None
+    return group
+
+
+@pytest.mark.root
+def test_out_of_memory_in_a_cgroup(tmp_path: Path) -> None:
+    group = memory_group()
+    if group is None:
+        pytest.skip("no memory cgroup can be made here")
+    try:
+        join = ["sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh"]
+        with Supervised(tmp_path, {"eat_memory": True, "cycles_per_s": 1}, before=join) as server:
+            server.wait_for("state=serving")
+            assert server.end(60) == 69
+            assert "cause=memory" in server.text()
+            assert "the kernel killed 1 of its processes for memory" in server.text()
+            assert server.left() == []
+    finally:
+        assert wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()

@@ -62,6 +62,7 @@ class Scenario:
     running: int = 0  # what the beats say of running requests
     cycles_per_s: int = 0
     partial_line: str = ""  # written without an end of line, at the end
+    eat_memory: bool = False  # the scheduler, once it has greeted
     connections: str = ""  # file that counts generations
     accept: dict[str, list[int]] = field(default_factory=dict)  # by a drafter's folder name: right drafts, as SGLang's
     # histogram counts them; "" for a server without drafter, which counts none
@@ -147,7 +148,10 @@ def _child(scenario: Scenario, role: str) -> None:
         if scenario.refuse is not None:
             _tell("refused", **scenario.refuse)
     cycles = 0
+    eaten: list[bytes] = []
     while True:
+        if scenario.eat_memory and role == "scheduler" and cycles > 5:
+            eaten.append(os.urandom(1 << 20) * 16)
         time.sleep(scenario.beat_s if scenario.beats and role == "scheduler" else 3600)
         cycles += scenario.cycles_per_s
         _tell("beat", dropped=0, totals=_totals(cycles, scenario.running), busy=scenario.running > 0, forwards=cycles)

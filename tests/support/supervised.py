@@ -73,6 +73,7 @@ class Supervised:
         log_format: str | None = None,
         wild_clock: bool = False,
         probe: Mapping[str, Any] | None = None,
+        before: list[str] | None = None,
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -97,7 +98,7 @@ class Supervised:
         self.run_base = folder / "run"
         self.run_base.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps(request)],
+            [*(before or ()), sys.executable, __file__, json.dumps(request)],
             stdout=output if self._file is None else self._file,
             stderr=subprocess.STDOUT,
             env={
@@ -127,7 +128,7 @@ class Supervised:
         """The log so far."""
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, pattern: str, seconds: float = 15.0) -> str:
+    def wait_for(self, pattern: str, seconds: float = 30.0) -> str:
         """Wait until the log matches; returns the match."""
         found = wait_until(lambda: re.search(pattern, self.text()) is not None, seconds)
         assert found, f"no {pattern!r} within {seconds} s in:\n{self.text()[-4000:]}"
@@ -147,7 +148,7 @@ class Supervised:
         """Signal the launcher."""
         self.process.send_signal(number)
 
-    def end(self, seconds: float = 15.0) -> int:
+    def end(self, seconds: float = 30.0) -> int:
         """Wait for the launcher's end; its exit status."""
         return self.process.wait(seconds)
 
