@@ -1,25 +1,28 @@
-"""From the environment mark to a running clock, in the scheduler's process.
+"""From the environment mark to a judged load and a running clock, in the scheduler's process.
 
-One hook is registered while plugins load: round the scheduler's constructor. When it returns, the worker exists and the
-ranks are known, so the right hooks are put in place, the `hello` goes out and the clock runs from the first batch.
+Two hooks are registered while plugins load: round the function that builds models, for the load gate, and round the
+scheduler's constructor. When that returns, the worker exists and the ranks are known: the load is judged, the right
+hooks are put in place, the `hello` goes out and the clock runs from the first batch.
 """
 
 from __future__ import annotations
 
 import atexit
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from guarded_serve.engine.clock import CycleClock
 from guarded_serve.engine.cycle_file import CycleFile
 from guarded_serve.engine.events import Events
-from guarded_serve.engine.hooks import APPLIED, Hook, clock_hooks, install, missing
+from guarded_serve.engine.hooks import APPLIED, Hook, clock_hooks, install, missing, wraps
+from guarded_serve.engine.load_gate import INITIALIZE, LoadGate, Refusal, effective_settings, judge
 from guarded_serve.engine.prometheus import EngineMetrics
 from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, WORKERS, worker_name
 from guarded_serve.engine.telemetry import Telemetry
 from guarded_serve.engine.timers import CpuTimer, EventTimer, Timer
-from guarded_serve.engine_link import FAULT, HELLO, EngineSettings
+from guarded_serve.engine_link import DRAFTER_LOADED, FAULT, HELLO, REFUSED, SETTINGS, EngineSettings
 
 
 def register(text: str) -> None:
@@ -29,20 +32,34 @@ def register(text: str) -> None:
     except (ValueError, TypeError):
         return  # no socket to say so; the launcher misses the hello
     events = Events(settings.socket)
-    reason = missing(BUILD)
-    if reason is None:
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
+    gate = LoadGate()
+    reasons = {target: reason for target in (BUILD, INITIALIZE) if (reason := missing(target)) is not None}
+    if BUILD in reasons:
+        events.send(HELLO, role="scheduler", sglang=_sglang_version(), hooks=reasons)
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
-        HookRegistry.register(BUILD, _build(settings, events), HookType.AROUND)
-    else:
-        events.send(HELLO, role="scheduler", sglang=_sglang_version(), hooks={BUILD: reason})
+    HookRegistry.register(BUILD, _build(settings, events, gate), HookType.AROUND)
+    if INITIALIZE not in reasons:
+        HookRegistry.register(INITIALIZE, gate.hook, HookType.AROUND)
 
 
-def _build(settings: EngineSettings, events: Events) -> Hook:
+class EngineRefused(Exception):
+    """Gate 2 said no. The one exception of ours that SGLang is meant to see: it ends the engine before it serves."""
+
+
+def _build(settings: EngineSettings, events: Events, gate: LoadGate) -> Hook:
     def build(original: Hook, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(scheduler, *args, **kwargs)
         try:
-            _start(settings, events, scheduler)
+            result = original(scheduler, *args, **kwargs)
+        except Exception:
+            _judge(events, gate, scheduler)  # it may be the drafter that SGLang stumbled over: say so first
+            raise
+        refusals = _judge(events, gate, scheduler)
+        if refusals:
+            raise EngineRefused("; ".join(refusal.message for refusal in refusals))
+        try:
+            _start(settings, events, scheduler, gate)
         except Exception as error:
             events.send(FAULT, faults=1, message=f"the plugin did not start: {type(error).__name__}: {error}")
         return result
@@ -50,7 +67,25 @@ def _build(settings: EngineSettings, events: Events) -> Hook:
     return build
 
 
-def _start(settings: EngineSettings, events: Events, scheduler: Any) -> None:
+def _judge(events: Events, gate: LoadGate, scheduler: Any) -> list[Refusal]:
+    """Tell what was loaded and what is in force; the refusals, told too. Never raises."""
+    try:
+        if gate.watches:
+            facts = gate.facts(scheduler)
+            events.send(DRAFTER_LOADED, **facts)
+            refusals = judge(facts)
+            for refusal in refusals:
+                events.send(REFUSED, **asdict(refusal))
+        else:
+            refusals = []
+        events.send(SETTINGS, **effective_settings(scheduler))
+        return refusals
+    except Exception as error:
+        events.send(FAULT, faults=1, message=f"the load could not be judged: {type(error).__name__}: {error}")
+        return []
+
+
+def _start(settings: EngineSettings, events: Events, scheduler: Any, gate: LoadGate) -> None:
     place = placement(scheduler)
     events.rank = rank = place["rank"]
     worker = scheduler.model_worker
@@ -64,15 +99,16 @@ def _start(settings: EngineSettings, events: Events, scheduler: Any) -> None:
         "device": str(getattr(scheduler, "device", None) or scheduler.server_args.device),
         "place": place,
     }
+    before = {BUILD: APPLIED, INITIALIZE: _applied(INITIALIZE, gate.hook)}
     timer = _timer(state["device"])
     if settings.ranks == "first" and not place["first"]:
-        events.send(HELLO, **state, clocked=False, hooks={BUILD: APPLIED})
+        events.send(HELLO, **state, clocked=False, hooks=before)
         return
     if name is None or timer is None:
         reason = f"no hooks are known for {state['worker']}"
         if timer is None:
             reason = f"no timer for device {state['device']}"
-        events.send(HELLO, **state, clocked=False, hooks={BUILD: APPLIED, "clock": reason})
+        events.send(HELLO, **state, clocked=False, hooks={**before, "clock": reason})
         return
     cycle_file = None
     if settings.cycles_directory is not None:
@@ -84,10 +120,17 @@ def _start(settings: EngineSettings, events: Events, scheduler: Any) -> None:
     telemetry.scheduler = scheduler
     if scheduler.server_args.enable_metrics:
         telemetry.metrics = EngineMetrics(rank)
-    hooks = {BUILD: APPLIED, **install(clock_hooks(clock, WORKERS[name]))}
+    hooks = {**before, **install(clock_hooks(clock, WORKERS[name]))}
     telemetry.start()
     atexit.register(telemetry.stop)
     events.send(HELLO, **state, clocked=True, source=timer.source, hooks=hooks)
+
+
+def _applied(target: str, hook: Hook) -> str:
+    reason = missing(target)
+    if reason is not None:
+        return reason
+    return APPLIED if wraps(target, hook) else "SGLang's registry did not apply it; see the server log"
 
 
 def _timer(device: str) -> Timer | None:

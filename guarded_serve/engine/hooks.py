@@ -54,25 +54,33 @@ def install(hooks: dict[str, Hook]) -> dict[str, str]:
 
 
 def missing(target: str) -> str | None:
-    """Why this SGLang has no such function, or None when it has. ``target`` is module, class and method, dotted."""
-    module_name, class_name, method = target.rsplit(".", 2)
+    """Why this SGLang has no such function, or None when it has. ``target`` is module, class and method, dotted, or
+    module and function."""
+    module_name, class_name, name = _parts(target)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # an optional dependency of SGLang's may raise anything
         return f"{module_name} does not import: {type(error).__name__}: {error}"
-    owner = getattr(module, class_name, None)
+    owner = module if class_name is None else getattr(module, class_name, None)
     if owner is None:
         return f"{module_name} has no class {class_name}"
-    if method not in vars(owner):
-        return f"{class_name} has no {method} of its own"
+    if name not in vars(owner):
+        return f"{class_name or module_name} has no {name} of its own"
     return None
 
 
 def wraps(target: str, hook: Hook) -> bool:
     """Whether the function that ``target`` names calls ``hook``."""
-    module_name, class_name, method = target.rsplit(".", 2)
-    function = getattr(getattr(importlib.import_module(module_name), class_name), method)
+    module_name, class_name, name = _parts(target)
+    owner = importlib.import_module(module_name)
+    function = getattr(owner if class_name is None else getattr(owner, class_name), name)
     return any(layer is hook for layer in _layers(function))
+
+
+def _parts(target: str) -> tuple[str, str | None, str]:
+    module, name = target.rsplit(".", 1)
+    outer, _, last = module.rpartition(".")
+    return (outer, last, name) if last[:1].isupper() else (module, None, name)
 
 
 def _layers(function: Any) -> Iterator[Any]:

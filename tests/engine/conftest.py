@@ -51,12 +51,14 @@ class Marked:
 
 
 @contextlib.contextmanager
-def marked_server(folder: Path, target: Path, flags: Sequence[str], **environment: str) -> Iterator[Marked]:
-    """SGLang with the mark in its environment; its log is ``folder/log``."""
+def marked_server(
+    folder: Path, target: Path, flags: Sequence[str], events: list[dict[str, Any]] | None = None, **environment: str
+) -> Iterator[Marked]:
+    """SGLang with the mark in its environment; its log is ``folder/log``; what it says goes to ``events``."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(folder / "socket"))
     settings = EngineSettings("test", str(folder / "socket"), str(folder / "control"), str(folder / "cycles"))
-    events: list[dict[str, Any]] = []
+    events = [] if events is None else events
 
     def listen() -> None:
         while (data := listener.recv(1 << 20)) != b"end":

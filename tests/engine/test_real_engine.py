@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
+import shutil
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY
 from guarded_serve.timing.totals import Totals
@@ -38,6 +44,43 @@ def test_hello_says_that_every_hook_took_hold(eagle3: Marked) -> None:
     }
     assert (hello["algorithm"], hello["worker"], hello["role"]) == ("EAGLE3", "EAGLEWorkerV2", "scheduler")
     assert (hello["rank"], hello["source"], hello["clocked"]) == (0, "cpu-clock", True)
+
+
+def test_the_load_is_told(eagle3: Marked, toy: ToyPair) -> None:
+    (loaded,) = eagle3.of("drafter-loaded")
+    (drafter,) = loaded["drafters"]
+    assert (drafter["class"], drafter["unwritten"], drafter["partial"]) == ("LlamaForCausalLMEagle3", [], {})
+    assert drafter["shared"] == ["model.embed_tokens.weight"]
+    d2t = load_file(toy.drafter / "model.safetensors")["d2t"]
+    target_ids = (d2t + torch.arange(len(d2t))).tolist()
+    packed = struct.pack(f"<{len(target_ids)}q", *target_ids)
+    assert loaded["map"]["sha256"] == hashlib.sha256(packed).hexdigest()
+    assert loaded["map"]["length"] == drafter["draft_vocab"] == 200
+    assert loaded["captured_layers"] == [2, 4, 6], "SGLang's own choice for nine layers and no ids in the config"
+    (settings,) = eagle3.of("settings")
+    assert (settings["speculative_num_steps"], settings["speculative_eagle_topk"]) == (3, 1)
+    assert settings["max_running_requests"] == 48, "SGLang's own choice with speculation"
+    assert not eagle3.of("refused")
+
+
+def test_a_drafter_with_holes_never_serves(tmp_path: Path, toy: ToyPair) -> None:
+    """Bare SGLang serves it in silence; with the gate the engine says why and ends."""
+    broken = tmp_path / "drafter"
+    shutil.copytree(toy.drafter, broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["midlayer.mlp.down_proj.weight"], weights["midlayer.self_attn.q_proj.weight"]
+    save_file(weights, broken / "model.safetensors")
+    events: list[dict[str, Any]] = []
+    with (
+        pytest.raises(RuntimeError, match="did not start"),
+        marked_server(tmp_path, toy.target, eagle3_flags(broken, 3, 1, 4), events=events),
+    ):
+        pass
+    refused = {event["check"]: event for event in events if event["event"] == "refused"}
+    assert set(refused) == {"load.unwritten", "load.partial"}
+    assert refused["load.unwritten"]["found"] == "model.layers.0.mlp.down_proj.weight"
+    assert refused["load.partial"]["found"] == "model.layers.0.self_attn.qkv_proj.weight without q"
+    assert not [event for event in events if event["event"] == "hello"]
 
 
 def test_one_request_at_a_time_every_verification_is_a_record(eagle3: Marked) -> None:
