@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY
@@ -104,6 +106,18 @@ def test_requests_at_once(eagle3: Marked) -> None:
     records = eagle3.records()[before:]
     assert sum(len(record.kept()) for record in records) == sum(entry["spec_verify_ct"] for entry in meta)
     assert max(record.bs for record in records) > 1
+
+
+def test_requests_at_once_show_in_sglangs_own_metrics(eagle3: Marked) -> None:
+    eagle3.server.generate_at_once(_prompts(4, 9), 20)
+    records = eagle3.records()
+    text = httpx.get(f"{eagle3.server.url}/metrics", timeout=30).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    rows = sum(sample.value for sample in samples if sample.name == "guarded_serve_rows_total")
+    assert rows == sum(len(record.kept()) for record in records)
+    verify = [sample for sample in samples if sample.name == "guarded_serve_stage_seconds_sum"]
+    verify_s = next(sample.value for sample in verify if sample.labels["stage"] == "verify")
+    assert verify_s == pytest.approx(sum(record.verify_ms or 0 for record in records) / 1e3, rel=1e-3)
 
 
 def test_the_last_beat_carries_the_totals(eagle3: Marked) -> None:
