@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from guarded_serve.profile.model import Profile
 from guarded_serve.timing.alarm import Alarm, Verdict
 from guarded_serve.timing.live import Lately, Live
+from guarded_serve.timing.reference import BadRecord, References, read_references
 
 WINDOW_S = 10.0
 _SPACING_S = 4.5  # of the beats that are kept: windows of ten seconds need no closer ones
@@ -19,8 +21,9 @@ class Economy:
 
     def __init__(self, profile: Profile, state: Callable[[], str]) -> None:
         self._lock = threading.Lock()  # the metrics are read in their own server's threads
-        self._live = Live(profile.break_even.baseline_tok_s)
-        self._alarm = Alarm(profile.break_even.patience_s, {})
+        known = _recorded(profile)
+        self._live = Live({**known.baseline_tok_s, **profile.break_even.baseline_tok_s})
+        self._alarm = Alarm(profile.break_even.patience_s, known.references)
         self._state = state
         self._kept: dict[object, float] = {}
         self._stop_metrics: Callable[[], None] | None = None
@@ -40,9 +43,10 @@ class Economy:
 
     def reload(self, profile: Profile) -> None:
         """A profile that was read again."""
+        known = _recorded(profile)
         with self._lock:
-            self._live.baselines = dict(profile.break_even.baseline_tok_s)
-        self._alarm = Alarm(profile.break_even.patience_s, {})
+            self._live.baselines = {**known.baseline_tok_s, **profile.break_even.baseline_tok_s}
+        self._alarm = Alarm(profile.break_even.patience_s, known.references)
 
     def hello(self, event: Mapping[str, Any]) -> None:
         """A scheduler's greeting: its counts begin at zero."""
@@ -63,6 +67,16 @@ class Economy:
         with self._lock:
             windows = self._live.window(WINDOW_S)
         return describe(windows), self._alarm.feed(windows, WINDOW_S)
+
+
+def _recorded(profile: Profile) -> References:
+    """What the last smoke test recorded; nothing where there is no record or it cannot be read."""
+    if profile.smoke.record is None:
+        return References()
+    try:
+        return read_references(Path(profile.smoke.record))
+    except (BadRecord, OSError):
+        return References()
 
 
 def describe(windows: Sequence[Lately]) -> str:
