@@ -32,7 +32,8 @@ def foretell(model: ModelFacts | None) -> Foretold:
     """From the model's facts. Reads the map once more; an unreadable one, a finding before, says nothing here."""
     if model is None:
         return Foretold()
-    captured = tuple(sorted(model.capture.requested)) if model.capture is not None else None
+    known = model.capture is not None and model.version_note is None  # else the rule is a guess
+    captured = tuple(sorted(model.capture.requested)) if known and model.capture is not None else None
     d2t = model.map.d2t
     if d2t is None or model.map.statistics is None:
         return Foretold(captured)

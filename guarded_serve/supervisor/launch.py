@@ -45,6 +45,7 @@ class Told:
     beat: Callable[[Mapping[str, Any]], None]
     hello: Callable[[Mapping[str, Any]], None]
     fault: Callable[[Mapping[str, Any]], None]  # an error of ours inside the engine, which went on
+    loaded: Callable[[Mapping[str, Any]], None] = lambda event: None  # what a scheduler made of the drafter
 
 
 @dataclass
@@ -156,6 +157,8 @@ class Launch:
                 self._on_hello(event)
             elif kind == engine_link.REFUSED and not self.ending:
                 self.told.refused(event)
+            elif kind == engine_link.DRAFTER_LOADED and not self.ending:
+                self.told.loaded(event)
             elif kind == engine_link.BEAT:
                 self.told.beat(event)
             elif kind == engine_link.FAULT:

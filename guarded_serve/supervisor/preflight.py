@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from guarded_serve.checks.interface import FAMILIES
 from guarded_serve.checks.runner import exit_code
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Report
 from guarded_serve.profile.deployment import Deployment
+
+if TYPE_CHECKING:
+    from guarded_serve.checks.load import Foretold
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Gate:
     report: Report
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    foretold: Foretold | None = None  # what the load is held against
 
 
 def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *, strict: bool = False) -> Gate:
@@ -28,6 +33,7 @@ def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *
     Takes about a second; what may hang is read in children with deadlines.
     """
     from guarded_serve.checks.gate import judge  # noqa: PLC0415 - a dry run needs none of it
+    from guarded_serve.checks.load import foretell  # noqa: PLC0415
 
     facts, report = judge(deployment, FAMILIES, configuration)
     choice = facts.gpus.choice if facts.gpus is not None else None
@@ -36,4 +42,5 @@ def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *
         report,
         dict(choice.environment) if choice is not None else {},
         choice.notes if choice is not None else (),
+        foretell(facts.model),
     )

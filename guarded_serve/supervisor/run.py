@@ -206,6 +206,7 @@ class Supervisor:
                     beat=self._on_beat,
                     fault=self._on_fault,
                     hello=self._economy.hello,
+                    loaded=lambda event: self._on_loaded(gate, event),
                 ),
             )
         except OSError as error:
@@ -336,6 +337,17 @@ class Supervisor:
         )
         self._lines.finding(finding)
         self._end(State.REFUSED, ExitCode.REFUSED, f"{finding.check}: {finding.message}")
+
+    def _on_loaded(self, gate: Gate, event: Mapping[str, Any]) -> None:
+        """Gate 2 against gate 1: the engine's own account of the drafter, and what preflight read of it."""
+        if gate.foretold is None or self._state not in (State.STARTING, State.PROBING):
+            return
+        from guarded_serve.checks.load import contradictions  # noqa: PLC0415 - with the checks, only where they ran
+
+        for finding in contradictions(gate.foretold, event):
+            self._lines.finding(finding)
+            self._end(State.REFUSED, ExitCode.REFUSED, f"{finding.check}: {finding.message}")
+            return
 
     def _on_lost(self, status: int | None, which: str | None) -> None:
         launch = self._launch

@@ -85,6 +85,19 @@ def test_refused_inside_the_engine(tmp_path: Path) -> None:
         assert server.left() == []
 
 
+def test_refused_when_the_load_contradicts_preflight(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"loaded": {"captured_layers": [1, 3, 5]}, "start_s": 30}) as server:
+        assert server.end() == 65
+        assert server.states() == ["preflight", "starting", "refused"]
+        assert "load.captured_layers" in server.text()
+        assert server.left() == []
+
+
+def test_a_load_as_foretold_serves(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"loaded": {"captured_layers": [2, 4, 6]}}) as server:
+        ready(server)
+
+
 def test_refused_when_a_hook_is_missing(tmp_path: Path) -> None:
     profile = {"timing": {"directory": str(tmp_path)}}
     with Supervised(tmp_path, {"hooks": {"EagleDraftWorker.draft": "no such name"}}, profile) as server:

@@ -50,6 +50,7 @@ class Scenario:
     hello: bool = True
     hooks: dict[str, str] = field(default_factory=lambda: {"draft": "applied"})
     refuse: dict[str, str] | None = None  # a `refused` event as the drafter loads
+    loaded: dict[str, Any] | None = None  # the `drafter-loaded` event
     beats: bool = True
     beat_s: float = 0.2
     generate: str = "ok"  # "ok", "stranger" (another request's answer), "error", "silent"
@@ -147,6 +148,8 @@ def _child(scenario: Scenario, role: str) -> None:
             _tell("hello", role="scheduler", sglang="0.0", hooks=scenario.hooks)
         if scenario.refuse is not None:
             _tell("refused", **scenario.refuse)
+        if scenario.loaded is not None:
+            _tell("drafter-loaded", **scenario.loaded)
     cycles = 0
     eaten: list[bytes] = []
     while True:
