@@ -6,15 +6,18 @@ cut down to those that an index names, else pickles.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guarded_serve.checkpoint.files import Unreadable, read_json
+from guarded_serve.checkpoint.files import Unreadable, read_bytes, read_json
 from guarded_serve.checkpoint.problem import Problem
-from guarded_serve.checkpoint.safetensors import COPY_REMEDY, Shard, Tensor, read_shard
+from guarded_serve.checkpoint.safetensors import COPY_REMEDY, Shard, Tensor, read_shard, skim_shard
 
 INDEX_NAME = "model.safetensors.index.json"
 INDEX_LIMIT = 64 * 2**20
@@ -34,8 +37,12 @@ class Weights:
     problems: tuple[Problem, ...] = ()
 
 
-def read_weights(directory: Path) -> Weights:
-    """Read every header of a folder. Never raises; a folder without weights is a problem."""
+def read_weights(directory: Path, only: Collection[str] | None = None) -> Weights:
+    """Read every header of a folder. Never raises; a folder without weights is a problem.
+
+    ``only``: keep these tensors alone, and compare the index with the shards by sums over hashes: for targets, whose
+    tensors can be hundreds of thousands.
+    """
     try:
         names = sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
     except (OSError, ValueError) as error:
@@ -43,6 +50,10 @@ def read_weights(directory: Path) -> Weights:
         return Weights(directory, problems=(problem,))
     problems: list[Problem] = []
     files = [name for name in names if name.endswith(".safetensors")]
+    if only is not None and INDEX_NAME in names:
+        skimmed = _skim(directory, names, files, only)
+        if skimmed is not None:
+            return skimmed
     promised = _index(directory / INDEX_NAME, problems) if INDEX_NAME in names else None
     if promised is not None:
         wanted = set(promised.values())
@@ -68,6 +79,59 @@ def read_weights(directory: Path) -> Weights:
     if not shards and not problems:
         problems.append(_nothing(directory, pickles))
     return Weights(directory, shards, tensors, pickles, tuple(problems))
+
+
+_PART = 2**19
+_MAP = re.compile(rb'"weight_map"\s*:\s*\{')
+
+
+def _skim(directory: Path, names: list[str], files: list[str], only: Collection[str]) -> Weights | None:
+    """A folder with an index in which everything agrees, or None: then it is read in full, to say what does not."""
+    path = directory / INDEX_NAME
+    try:
+        raw = read_bytes(path, limit=INDEX_LIMIT)
+    except Unreadable:
+        return None
+    found = _MAP.search(raw)
+    end = raw.find(b"}", found.end()) if found else -1
+    if found is None or end < 0 or b"\\" in raw or not raw.isascii() or not _is_json_around(raw, found.end(), end):
+        return None
+    begin = found.end()
+    counts: Counter[bytes] = Counter()
+    promised_sum, at = 0, begin
+    while at < end:  # a part at a time: all pairs at once would take 60 MB
+        stop = raw.find(b'",', at + _PART, end) + 2
+        stop = end if stop < at else stop
+        parts = raw[at:stop].split(b'"')
+        inside, between = set(parts[2::4]), set(parts[0::4])
+        between.discard(parts[-1])
+        if len(parts) % 4 != 1 or len(inside) != 1 or inside.pop().strip() != b":":
+            return None
+        if any(gap.strip() not in (b"", b",") for gap in (*between, parts[-1])):
+            return None
+        files_here = parts[3::4]
+        counts.update(files_here)
+        promised_sum += sum(map(hash, map(b"\0".join, zip(parts[1::4], files_here, strict=True))))
+        at = stop
+    if {file.decode("utf-8", "replace") for file in counts} != set(files):
+        return None
+    del raw
+    shards = tuple(skim_shard(directory / name, only) for name in files)
+    if any(shard.problems or shard.count != counts[shard.path.name.encode()] for shard in shards):
+        return None
+    if sum(shard.names for shard in shards) != promised_sum:
+        return None
+    tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items() if name in only}
+    return Weights(directory, shards, tensors)
+
+
+def _is_json_around(raw: bytes, begin: int, end: int) -> bool:
+    """Whether the index without its map is JSON."""
+    try:
+        json.loads(raw[:begin] + raw[end:])
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _index(path: Path, problems: list[Problem]) -> dict[str, str] | None:

@@ -6,7 +6,7 @@ never beside a program that uses them, and never again and again while a port is
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from guarded_serve.checks.registry import checks_of
@@ -15,16 +15,25 @@ from guarded_serve.exit_codes import ExitCode
 from guarded_serve.facts.bag import Facts
 from guarded_serve.facts.gather import gather
 from guarded_serve.facts.gpus import with_selftest
+from guarded_serve.facts.model import ModelFacts
 from guarded_serve.findings import Finding, Report
 from guarded_serve.profile.deployment import Deployment
 
 
 def judge(
-    deployment: Deployment, families: Collection[str], configuration: tuple[Finding, ...] = ()
+    deployment: Deployment,
+    families: Collection[str],
+    configuration: tuple[Finding, ...] = (),
+    deepen: Callable[[ModelFacts], ModelFacts] | None = None,
 ) -> tuple[Facts, Report]:
-    """The facts of these families and what the checks say of them. ``configuration``: faults of profile and flags."""
+    """The facts of these families and what the checks say of them. ``configuration``: faults of profile and flags.
+
+    ``deepen`` adds facts about the models that take longer (`check --deep`).
+    """
     checks, ignore = checks_of(families), deployment.profile.preflight.ignore
     facts = replace(gather(deployment, families), configuration=configuration)
+    if deepen is not None and facts.model is not None:
+        facts = replace(facts, model=deepen(facts.model))
     report = run_checks(checks, facts, ignore)
     if facts.gpus is not None and deployment.profile.gpus.selftest and exit_code(report) is ExitCode.OK:
         facts = replace(facts, gpus=with_selftest(facts.gpus, deployment))

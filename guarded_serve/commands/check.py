@@ -56,7 +56,8 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     from guarded_serve.profile.resolve import resolve_options  # noqa: PLC0415
 
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
-    _, report = judge(resolution.deployment, options.only, resolution.findings)
+    deepen = _scanned if options.deep else None
+    _, report = judge(resolution.deployment, options.only, resolution.findings, deepen)
     code = exit_code(report, strict=options.strict)
     sys.stdout.write(rendered(report, code, options.format))
     return code

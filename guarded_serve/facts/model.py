@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from guarded_serve.engine_rules.capture import Capture, predict_capture
 from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, HeadRules, Loading, head_rules, load_names
 from guarded_serve.engine_rules.versions import Version, rules_version
 from guarded_serve.facts.rows import (
+    SAMPLED,
     EmbeddingSample,
     HeadSample,
     sample_embedding,
@@ -145,7 +146,10 @@ def gather_models(deployment: Deployment) -> ModelFacts:
     given = deployment.get("speculative_algorithm")
     algorithm = str(given).upper() if given else None
     overrides = _overrides(deployment.get("json_model_override_args"))
-    target = _checkpoint(deployment, "model_path", "revision", overrides, fetch_weights=False)
+    only = (
+        None if ALIASES.get(algorithm or "", algorithm) == "EAGLE" else SAMPLED
+    )  # EAGLE may draft with its own layers
+    target = _checkpoint(deployment, "model_path", "revision", overrides, fetch_weights=False, only=only)
     drafter = None
     if deployment.get("speculative_draft_model_path"):
         drafter = _checkpoint(
@@ -194,8 +198,9 @@ def read_checkpoint(
     revision: str | None = None,
     overrides: Mapping[str, Any] | None = None,
     fetch_weights: bool = True,
+    only: Collection[str] | None = None,
 ) -> Checkpoint:
-    """One model folder or hub id."""
+    """One model folder or hub id; ``only`` as for `read_weights`."""
     located = locate(name, revision, fetch_weights=fetch_weights)
     if located.directory is None:
         return Checkpoint(setting, name, origin, None, located.problem)
@@ -204,7 +209,7 @@ def read_checkpoint(
         identity = (status.st_dev, status.st_ino)
     except OSError:
         identity = None
-    weights = read_weights(located.directory) if located.complete else None
+    weights = read_weights(located.directory, only) if located.complete else None
     return Checkpoint(
         setting,
         name,
@@ -228,7 +233,13 @@ def _modified(path: Path) -> float | None:
 
 
 def _checkpoint(
-    deployment: Deployment, setting: str, revision: str, overrides: Mapping[str, Any], *, fetch_weights: bool
+    deployment: Deployment,
+    setting: str,
+    revision: str,
+    overrides: Mapping[str, Any],
+    *,
+    fetch_weights: bool,
+    only: Collection[str] | None = None,
 ) -> Checkpoint:
     origin = deployment.server[setting].origin if deployment.is_set(setting) else ""
     return read_checkpoint(
@@ -238,6 +249,7 @@ def _checkpoint(
         revision=deployment.get(revision),
         overrides=overrides,
         fetch_weights=fetch_weights,
+        only=only,
     )
 
 

@@ -16,8 +16,8 @@ from guarded_serve.checkpoint.values import FLOATS, cosine, read_row
 from guarded_serve.checkpoint.weights import Weights
 
 ROWS = 48
-COLUMNS = 1024
-"""Rows and columns of the sample: some 50,000 numbers a matrix, 20 ms in all."""
+COLUMNS = 512
+"""Rows and columns of the sample: some 25,000 numbers a matrix, 20 ms in all."""
 
 _EMBEDDINGS = (  # speculative/pp_draft_embedding.py: EMBED_KEY_CANDIDATES
     "model.embed_tokens.weight",
@@ -29,6 +29,8 @@ _EMBEDDINGS = (  # speculative/pp_draft_embedding.py: EMBED_KEY_CANDIDATES
     "embed.weight",
 )
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight", "output.weight")
+SAMPLED = frozenset((*_EMBEDDINGS, *_HEADS))
+"""The only tensors of a target that are looked into."""
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,14 +49,15 @@ def test_right_and_refused(folder: Path) -> None:
 
 
 def test_a_refusal_takes_under_a_second(folder: Path) -> None:
-    best = min(_seconds(flags(folder, "absolute")) for _ in range(3))
-    assert best < 1.0
+    """Of processor time, which is wall clock on a machine that does nothing else; the benchmark has the wall clock."""
+    assert min(_seconds(flags(folder, "absolute")) for _ in range(3)) < 1.0
 
 
 def _seconds(arguments: list[str]) -> float:
-    started = time.perf_counter()
-    check(*arguments)
-    return time.perf_counter() - started
+    child = subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 65
+    return usage.ru_utime + usage.ru_stime
 
 
 def test_missing_paths_are_66(folder: Path) -> None:
@@ -115,6 +117,20 @@ def test_list_names_every_rule() -> None:
     names = [line.split()[0] for line in listed.stdout.splitlines() if line.startswith("drafter.")]
     assert "drafter.map_values" in names
     assert len(names) == len(set(names)) > 20
+
+
+def test_deep_reads_every_byte(folder: Path, tmp_path: Path) -> None:
+    path = folder / "good" / "model.safetensors"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert digest not in check(*flags(folder)).stdout
+    assert f"sha256 of model.safetensors: {digest}" in check("--deep", *flags(folder)).stdout
+    spoilt = drafter()
+    spoilt.tensors["fc.weight"] = Data("BF16", (32, 96), [float("nan"), *[0.5] * 3071])
+    arguments = flags(folder, str(spoilt.write(tmp_path / "nan")))
+    assert check(*arguments).returncode == 0
+    done = check("--deep", *arguments)
+    assert done.returncode == 65
+    assert "fc.weight holds 1 NaN among 3072 numbers" in done.stdout
 
 
 def test_an_unknown_family_is_a_usage_error() -> None:
