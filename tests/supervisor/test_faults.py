@@ -29,6 +29,7 @@ def crash_folders(server: Supervised) -> list[Path]:
 def test_a_process_of_the_server_dies(tmp_path: Path, role: str, fault: signal.Signals) -> None:
     with Supervised(tmp_path, {"shared_memory": True, "leaver": True}) as server:
         server.wait_for("state=serving")
+        assert wait_until(lambda: role in server.pids())
         at = time.monotonic()
         os.kill(server.pids()[role], fault)
         server.wait_for("state=failed", 2.0)

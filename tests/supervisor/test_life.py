@@ -170,7 +170,7 @@ def test_crash_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", [0, 1])
 def test_an_exit_that_nobody_asked_for_is_a_failure(tmp_path: Path, status: int) -> None:
-    with Supervised(tmp_path, {"exit_after_s": 0.5, "exit_status": status, "last_words": ["so long"]}) as server:
+    with Supervised(tmp_path, {"exit_after_s": 3.0, "exit_status": status, "last_words": ["so long"]}) as server:
         assert server.end() == 69
         assert server.states()[-2:] == ["serving", "failed"]
         assert f"exit status {status}" in server.text()
@@ -182,6 +182,7 @@ def test_an_exit_that_nobody_asked_for_is_a_failure(tmp_path: Path, status: int)
 def test_a_killed_process_is_noticed_at_once(tmp_path: Path, role: str) -> None:
     with Supervised(tmp_path) as server:
         ready(server)
+        assert wait_until(lambda: role in server.pids())
         killed = time.monotonic()
         os.kill(server.pids()[role], signal.SIGKILL)
         server.wait_for("state=failed", 2.0)
