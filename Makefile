@@ -4,7 +4,7 @@ PROFILE ?= profiles/demo-cpu.toml
 PYTEST_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help setup serve test lint format soak bench clean
+.PHONY: help setup serve test smoke lint format soak bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -18,6 +18,9 @@ serve: setup ## start SGLang with EAGLE-3 on this CPU, guarded (PROFILE=... for 
 
 test: setup ## all tests but the long ones
 	@$(BIN)/python -m pytest -m "not soak and not gpu" $(PYTEST_ARGS)
+
+smoke: setup ## the smoke test on the demo pair and on broken copies of it, on this CPU
+	@$(BIN)/python tools/smoke_demo.py
 
 lint: setup ## ruff and mypy
 	@$(BIN)/ruff check .

@@ -122,7 +122,7 @@ class Acceptance:
         total = sum(self.correct_drafts)
         if not total:
             return ()
-        return tuple(sum(self.correct_drafts[n:]) / total for n in range(1, len(self.correct_drafts)))
+        return tuple(sum(self.correct_drafts[n:]) / total for n in range(1, max(2, len(self.correct_drafts))))
 
 
 @dataclass(frozen=True)

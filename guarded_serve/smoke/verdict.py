@@ -1,12 +1,14 @@
 """The verdict on a drafter: facts in, outcomes with reasons out. Pure, so that every rule is tested from plain data.
 
-Each rule passes, fails or is inconclusive: an interval (`stats`) wholly on one side of the floor decides, one that
-holds the floor does not. An inconclusive rule is an error of exit code 75, a failed one of 65, a failed server of 69.
+Acceptance at temperature 0 repeats itself, so a floor is held against what these prompts gave; it is unclear only where
+the repeats themselves lie on both sides, and an interval that reaches below the floor is a warning: other prompts of
+the kind may do worse. Times do not repeat themselves: a gain passes or fails only with its whole interval (`stats`).
+An unclear rule is an error of exit code 75, a failed one of 65, a failed server of 69.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from guarded_serve.exit_codes import ExitCode
@@ -25,6 +27,7 @@ SERVER, FIRST, LENGTH, TEXT, RECORD = (
 )
 CAUSE = "smoke.likely_cause"
 _LONGER_CYCLE = 1.15
+_CLEARLY = 0.98  # repeats of the same prompts differ by less
 _MORE = "give it more prompts or more repeats, or a machine that does nothing else"
 
 
@@ -90,7 +93,7 @@ def early_end(samples: Sequence[Sample], floors: Floors) -> str | None:
         return None
     if first is not None and first.high < floors.first_position:
         return f"only {first.estimate:.1%} of the first drafts are accepted"
-    if length.high < floors.accept_length:
+    if length.estimate < floors.accept_length * _CLEARLY:
         return f"accept length is {length.estimate:.2f}, below the floor of {floors.accept_length:g}"
     return None
 
@@ -216,22 +219,52 @@ def _made(
     )
 
 
-def _against_floor(
-    check: str, name: str, interval: Interval, floor: float, digits: int, remedy: str, percent: bool = False
+def _shown(interval: Interval, shown: Callable[[float], str]) -> str:
+    return f"{shown(interval.estimate)} ({shown(interval.low)} to {shown(interval.high)}, {stats.CONFIDENCE:.0%} sure)"
+
+
+def _acceptance_floor(
+    check: str,
+    name: str,
+    interval: Interval,
+    repeats: Sequence[float],
+    floor: float,
+    remedy: str,
+    shown: Callable[[float], str],
 ) -> Outcome:
-    """Pass, fail or inconclusive by where the floor lies."""
+    """By what these prompts gave in every repeat."""
+    found, expected = _shown(interval, shown), f"at least {shown(floor)}"
+    if max(repeats) < floor:
+        sentence = f"{name} is {shown(interval.estimate)}, below the floor of {shown(floor)}"
+        return _made(check, Status.FAIL, (sentence, expected, found), remedy=remedy, code=ExitCode.REFUSED)
+    if min(repeats) < floor:
+        sentence = (
+            f"{name} is between {shown(min(repeats))} and {shown(max(repeats))} in {len(repeats)} repeats, and the"
+        )
+        sentence += f" floor is {shown(floor)}: no clear answer"
+        return _made(check, Status.FAIL, (sentence, expected, found), remedy=_MORE, code=ExitCode.BUSY)
+    if interval.low < floor:
+        sentence = (
+            f"{name} is {shown(interval.estimate)}; with other prompts it may lie below the floor of {shown(floor)}"
+        )
+        remedy = "more prompts make it surer"
+        return _made(check, Status.WARN, (sentence, expected, found), remedy=remedy, code=ExitCode.REFUSED)
+    return _made(check, Status.PASS, (f"{name} is {shown(interval.estimate)}", expected, found), code=ExitCode.OK)
+
+
+def _interval_floor(check: str, name: str, interval: Interval, floor: float, digits: int, remedy: str) -> Outcome:
+    """By the whole interval: pass, fail, or unclear where it holds the floor."""
 
     def shown(value: float) -> str:
-        return f"{value:.1%}" if percent else f"{value:.{digits}f}"
+        return f"{value:.{digits}f}"
 
-    found = f"{shown(interval.estimate)} ({shown(interval.low)} to {shown(interval.high)}, {stats.CONFIDENCE:.0%} sure)"
-    expected = f"at least {shown(floor)}"
+    found, expected = _shown(interval, shown), f"at least {shown(floor)}"
     if interval.low >= floor:
         return _made(check, Status.PASS, (f"{name} is {shown(interval.estimate)}", expected, found), code=ExitCode.OK)
     if interval.high < floor:
         sentence = f"{name} is {shown(interval.estimate)}, below the floor of {shown(floor)}"
         return _made(check, Status.FAIL, (sentence, expected, found), remedy=remedy, code=ExitCode.REFUSED)
-    sentence = f"{name} is {shown(interval.estimate)}, too uncertain for the floor of {shown(floor)}: no clear answer"
+    sentence = f"{name} is {found}, too uncertain for the floor of {shown(floor)}: no clear answer"
     return _made(check, Status.FAIL, (sentence, expected, found), remedy=_MORE, code=ExitCode.BUSY)
 
 
@@ -252,14 +285,15 @@ def _first_position(case: Case, figures: Figures) -> Outcome:
         if figures.accept_length is None:
             return _made(FIRST, Status.FAIL, (reason, None, None), remedy=_WORKS, code=ExitCode.REFUSED)
         return Outcome(FIRST, Status.SKIPPED, reason=reason)
-    return _against_floor(
+    assert case.run.smallest is not None
+    return _acceptance_floor(
         FIRST,
         "first-position acceptance",
         figures.first_position,
+        [Acceptance.of(repeat).by_position[0] for repeat in case.run.smallest.repeats],
         case.floors.first_position,
-        3,
         "below 20 % drafter and target do not fit: this is a broken pairing, not a weak head",
-        percent=True,
+        lambda value: f"{value:.1%}",
     )
 
 
@@ -269,15 +303,17 @@ _WORKS = "look at speculative_algorithm and at the server's log"
 def _accept_length(case: Case, figures: Figures, *, broken: bool) -> Outcome:
     if figures.accept_length is None:
         return Outcome(LENGTH, Status.SKIPPED, reason="no verification was counted")
-    return _against_floor(
+    assert case.run.smallest is not None
+    return _acceptance_floor(
         LENGTH,
         "accept length",
         figures.accept_length,
+        [Acceptance.of(repeat).length or 1.0 for repeat in case.run.smallest.repeats],
         case.floors.accept_length,
-        2,
         "mend the pairing first"
         if broken
         else "train the drafter further, on this target's own answers; the floor is smoke.min_accept_length",
+        lambda value: f"{value:.2f}",
     )
 
 
@@ -295,7 +331,7 @@ def _gains(case: Case, figures: Figures) -> Iterator[Outcome]:
                 reason = f"the baseline has no batch size {batch_size}: {case.baseline.failure or 'other prompts'}"
             yield Outcome(check, Status.SKIPPED, reason=reason)
             continue
-        yield _against_floor(
+        yield _interval_floor(
             check,
             f"gain over no drafter at batch size {batch_size}",
             interval,
@@ -350,7 +386,7 @@ def _regression(case: Case, figures: Figures) -> Outcome:
         return Outcome(RECORD, Status.SKIPPED, reason="the record has none of these prompts")
     if case.run.stopped_early:
         return Outcome(RECORD, Status.SKIPPED, reason="acceptance alone decided")
-    outcome = _against_floor(
+    outcome = _interval_floor(
         RECORD,
         f"accept length against the recorded {recorded.label}",
         figures.regression,

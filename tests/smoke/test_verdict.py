@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Status
-from guarded_serve.smoke.facts import Clues, Run
+from guarded_serve.smoke.facts import Acceptance, Clues, Run
 from guarded_serve.smoke.verdict import Case, Recorded, Verdict, by_prompt, early_end, judge
 from tests.support.smoke_facts import FLOORS, run
 
@@ -47,13 +47,23 @@ def test_a_broken_pairing_is_told_from_a_weak_head() -> None:
     assert weak.code is ExitCode.REFUSED
 
 
-def test_accept_length_at_the_floor_is_no_answer() -> None:
-    """The interval holds the floor: neither pass nor fail, and it says what to do."""
-    verdict = judge(Case(run("new", first=0.45, given=0.3), replace(FLOORS, accept_length=1.63), BASELINE))
+def test_other_prompts_may_lie_below_the_floor() -> None:
+    """These prompts pass, and the interval over prompts reaches below the floor: a pass with a warning."""
+    verdict = judge(Case(run("new", first=0.45, given=0.3), replace(FLOORS, accept_length=1.60), BASELINE))
+    assert outcome(verdict, "accept_length") is Status.WARN
+    assert "other prompts" in finding(verdict, "accept_length").message
+    assert verdict.code is ExitCode.OK
+
+
+def test_repeats_on_both_sides_of_the_floor_are_no_answer() -> None:
+    better, worse = run("new", first=0.45, given=0.3), run("new", first=0.44, given=0.3)
+    cell = replace(better.cells[0], repeats=(*better.cells[0].repeats[:2], worse.cells[0].repeats[0]))
+    lengths = [Acceptance.of(repeat).length or 0 for repeat in cell.repeats]
+    middle = (max(lengths) + min(lengths)) / 2
+    verdict = judge(Case(replace(better, cells=(cell,)), replace(FLOORS, accept_length=middle), BASELINE))
     assert outcome(verdict, "accept_length") is Status.FAIL
     assert (verdict.word, verdict.code) == ("inconclusive", ExitCode.BUSY)
     assert "no clear answer" in finding(verdict, "accept_length").message
-    assert "more prompts" in (finding(verdict, "accept_length").remedy or "")
 
 
 def test_a_loss_is_refused_at_its_batch_size_alone() -> None:
