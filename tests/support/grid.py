@@ -545,7 +545,20 @@ spoilt("R no drafter", lambda folder: None, drafter="@folder/nowhere")
 spoilt("R the target as drafter", lambda folder: None, drafter="@folder/target")
 spoilt("R the target as drafter, through a link", lambda folder: (folder.parent / "link").symlink_to("target"),
        drafter="@folder/link")  # fmt: skip
+spoilt("R no target", lambda folder: None, model_path="@folder/nowhere")
+spoilt("R broken target config", lambda folder: cut_text(folder.parent / "target" / "config.json"))
+spoilt("R cut target tokenizer", lambda folder: cut_tokenizer(folder.parent / "target"))
 spoilt("R truncated target", lambda folder: cut(folder.parent / "target"))
+
+
+def cut_text(path: Path) -> None:
+    path.write_text(path.read_text()[:-20])
+
+
+def cut_tokenizer(folder: Path) -> None:
+    for name, content in tokenizer().items():
+        (folder / name).write_bytes(content)
+    cut_text(folder / "tokenizer.json")
 
 
 def numbers(name: str, value: float, count: int | None = None) -> Callable[[Model], None]:
