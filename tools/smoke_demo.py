@@ -1,4 +1,4 @@
-"""`make smoke`: the smoke test on the demo pair and on everything that is wrong with it, each with the answer it must get.
+"""`make smoke`: the smoke test on the demo pair and on what can be wrong with it, each with the answer it must get.
 
 Real SGLang on the CPU engine, one server at a time. Reports go to ``smoke-report/``. Ends with 1 when an answer is not
 the expected one; a drafter that passes but for an unclear gain (a busy machine) is said and not counted as wrong.
