@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,3 @@ def marked_server(
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> ToyPair:
     return make_pair(tmp_path_factory.mktemp("toy") / "pair")
-
-
-MarkedServer = Callable[..., contextlib.AbstractContextManager[Marked]]
