@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support.bare_sglang import eagle3_flags, serve
 from tests.support.guarded import DEMO_PROFILE, ROOT
+from tests.support.supervised import free_port
 
 PROMPTS = [json.loads(line) for line in (ROOT / "demo/prompts.jsonl").read_text().splitlines()]
 
@@ -32,7 +33,7 @@ def wrong_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_guard_refuses_it(wrong_drafter: Path) -> None:
     command = [sys.executable, "-m", "guarded_serve.launch_server", "--profile", str(DEMO_PROFILE)]
-    command += ["--speculative-draft-model-path", str(wrong_drafter), "--port", "0"]
+    command += ["--speculative-draft-model-path", str(wrong_drafter), "--port", str(free_port())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 65
     assert "absolute" in done.stdout + done.stderr
