@@ -9,10 +9,9 @@ GPT-2's printable alphabet, so that a tiktoken file and the tokenizer.json made 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -63,7 +62,8 @@ def read_tokenizer(directory: Path) -> Tokenizer:
     problems: list[Problem] = []
     settings = _json(directory / "tokenizer_config.json", problems)
     special = _decoder_tokens(settings.get("added_tokens_decoder"))
-    source, tokens = None, dict[int, str]()
+    source: str | None = None
+    tokens: Mapping[int, str] = {}
     for name, read in _FORMS:
         path = directory / name
         if not path.is_file():
@@ -176,25 +176,53 @@ def _checked(tokens: dict[int, str], path: Path) -> dict[int, str]:
     return tokens
 
 
-def _tiktoken(path: Path) -> tuple[dict[int, str], dict[int, str]]:
-    """Lines of base64 and rank."""
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
+_LINE = re.compile(rb"\s*[A-Za-z0-9+/]+={0,2}\s+\d{1,9}\s*|\s*")
+
+
+def _tiktoken(path: Path) -> tuple[Mapping[int, str], dict[int, str]]:
+    """Lines of base64 and rank; a token is decoded when it is asked for."""
     raw = read_bytes(path, limit=FILE_LIMIT)
     if raw.count(b"\n") > MAX_TOKENS:
         raise Unreadable(Problem("too-large", f"{path.name} has more than {MAX_TOKENS} tokens", path))
-    tokens = {}
-    alphabet = byte_alphabet()
-    for number, line in enumerate(raw.splitlines(), 1):
-        if not line.strip():
-            continue
-        parts = line.split()
+    parts = raw.split()
+    encoded, ranks = parts[0::2], parts[1::2]
+    whole = len(encoded) == len(ranks) > 0 and all(map(bytes.isdigit, ranks)) and max(map(len, ranks)) < 10
+    if not whole or b"".join(encoded).translate(None, _ALPHABET) or any(size % 4 for size in set(map(len, encoded))):
+        raise Unreadable(Problem("bad-tokenizer", _broken_line(raw, path), path))
+    tokens = _Encoded(zip(map(int, ranks), encoded, strict=True))
+    if max(tokens) >= MAX_TOKENS:
+        raise Unreadable(Problem("bad-tokenizer", f"{path.name} has ranks of {MAX_TOKENS} and more", path))
+    return tokens, {}
+
+
+def _broken_line(raw: bytes, path: Path) -> str:
+    lines = enumerate(raw.splitlines(), 1)
+    number = next((number for number, line in lines if not _LINE.fullmatch(line) or _odd(line)), 1)
+    return f"{path.name}, line {number}: expected base64 and a rank"
+
+
+def _odd(line: bytes) -> bool:
+    return bool(line.strip()) and len(line.split()[0]) % 4 != 0
+
+
+class _Encoded(Mapping[int, str]):
+    """Ids to tokens that stand there in base64."""
+
+    def __init__(self, pairs: Iterable[tuple[int, bytes]]) -> None:
+        self._raw = dict(pairs)
+
+    def __getitem__(self, token: int) -> str:
         try:
-            token, rank = base64.b64decode(parts[0], validate=True), int(parts[1])
-        except (IndexError, ValueError, binascii.Error) as error:
-            message = f"{path.name}, line {number}: expected base64 and a rank"
-            raise Unreadable(Problem("bad-tokenizer", message, path)) from error
-        if 0 <= rank < MAX_TOKENS:
-            tokens[rank] = token.decode("latin-1").translate(alphabet)
-    return _checked(tokens, path), {}
+            return base64.b64decode(self._raw[token]).decode("latin-1").translate(byte_alphabet())
+        except ValueError:  # padding in the middle
+            return repr(self._raw[token])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._raw)
+
+    def __len__(self) -> int:
+        return len(self._raw)
 
 
 @cache
@@ -257,7 +285,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
     raise ValueError(f"cut off at byte {at}")
 
 
-_FORMS = (
+_FORMS: tuple[tuple[str, Callable[[Path], tuple[Mapping[int, str], dict[int, str]]]], ...] = (
     ("tokenizer.json", _tokenizer_json),
     ("tiktoken.model", _tiktoken),
     ("tokenizer.model", lambda path: _tiktoken(path) if _is_tiktoken(path) else _sentencepiece(path)),

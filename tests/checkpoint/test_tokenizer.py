@@ -73,8 +73,17 @@ def test_tiktoken_agrees_with_the_json_made_from_it(tmp_path: Path, name: str) -
     tiktoken(tmp_path, name)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"6": {"content": "[EOS]"}}}))
     found = read_tokenizer(tmp_path)
-    assert found.tokens == dict(enumerate(PRINTABLE))
+    assert dict(found.tokens) == dict(enumerate(PRINTABLE))
     assert found.special == {6: "[EOS]"}
+    assert found.text(2) == "Ġthe"
+
+
+@pytest.mark.parametrize("line", [b"YQ== x", b"YQ", b"Y!== 3", b"YQ== 99999999"])
+def test_broken_tiktoken_lines(tmp_path: Path, line: bytes) -> None:
+    path = tiktoken(tmp_path)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    (problem,) = read_tokenizer(tmp_path).problems
+    assert "line 7" in problem.message or "ranks" in problem.message
 
 
 def test_sentencepiece(tmp_path: Path) -> None:
