@@ -49,6 +49,13 @@ def _figure(paint: Callable[[Any], None]) -> str:
     return text[text.index("<svg") :]
 
 
+def _label(one: Judged) -> str:
+    """A name for a legend, where a dollar sign begins a formula and a leading underscore hides the entry."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in one.contestant.label)
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def _positions(axes: Any, result: Result, measured: list[Judged]) -> None:
     width = 0.8 / len(measured)
     most = 1
@@ -56,7 +63,7 @@ def _positions(axes: Any, result: Result, measured: list[Judged]) -> None:
         shares = one.verdict.figures.by_position
         most = max(most, len(shares))
         places = [position + (index - (len(measured) - 1) / 2) * width for position in range(1, len(shares) + 1)]
-        axes.bar(places, shares, width, label=one.contestant.label)
+        axes.bar(places, shares, width, label=_label(one))
     axes.axhline(result.floors.first_position, linestyle="--", color="grey", linewidth=1)
     axes.text(most + 0.5, result.floors.first_position, " broken below", va="center", color="grey", fontsize=8)
     axes.set_xticks(range(1, most + 1))
@@ -73,7 +80,7 @@ def _lengths(axes: Any, result: Result, measured: list[Judged]) -> None:
         assert cell is not None
         lengths = sorted(tokens / tries for tokens, tries in by_prompt(cell.samples).values())
         mean = Acceptance.of(cell.samples).length
-        label = f"{one.contestant.label} ({mean:.2f})" if mean else one.contestant.label
+        label = f"{_label(one)} ({mean:.2f})" if mean else _label(one)
         axes.plot(range(1, len(lengths) + 1), lengths, marker="o", markersize=3, linewidth=1, label=label)
     axes.axhline(result.floors.accept_length, linestyle="--", color="grey", linewidth=1)
     axes.text(1, result.floors.accept_length, "floor", va="bottom", color="grey", fontsize=8)
@@ -95,7 +102,7 @@ def _gains(axes: Any, result: Result, measured: list[Judged]) -> None:
             [interval.estimate - interval.low for interval in gains.values()],
             [min(interval.high - interval.estimate, 2 * interval.estimate) for interval in gains.values()],
         ]
-        axes.errorbar(places, values, yerr=errors, fmt="o", capsize=4, label=one.contestant.label)
+        axes.errorbar(places, values, yerr=errors, fmt="o", capsize=4, label=_label(one))
     axes.axhline(1, color="black", linewidth=0.8)
     axes.axhline(result.floors.gain, linestyle="--", color="grey", linewidth=1)
     axes.set_xticks(range(len(sizes)), map(str, sizes))
