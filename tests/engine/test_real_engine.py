@@ -173,7 +173,7 @@ def test_other_workers(tmp_path: Path, toy: ToyPair, name: str, worker: str, pla
     assert all(record.draft_ms is not None for record in records)
     if name == "STANDALONE":
         length = sum(sum(record.kept()) for record in records) / sum(len(record.kept()) for record in records)
-        assert length > 3.5, "the target predicts itself"
+        assert length > 3.0, "the target predicts itself"
 
 
 def test_without_the_mark_a_server_stays_bare(tmp_path: Path, toy: ToyPair, monkeypatch: pytest.MonkeyPatch) -> None:
