@@ -55,9 +55,13 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     from guarded_serve.smoke.prompts import BadPrompts, load_prompts  # noqa: PLC0415
     from guarded_serve.smoke.run import Wishes, smoke, to_stderr  # noqa: PLC0415
     from guarded_serve.smoke.server import Interrupted  # noqa: PLC0415
+    from guarded_serve.supervisor.secrets import with_api_key  # noqa: PLC0415
 
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
-    deployment = resolution.deployment
+    try:
+        deployment = with_api_key(resolution.deployment)
+    except (OSError, ValueError) as error:
+        return _wrong(f"the API key cannot be read: {error}", ExitCode.MISSING)
     section = deployment.profile.smoke
     source = options.prompts or deployment.profile.probe.prompts
     try:

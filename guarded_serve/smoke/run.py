@@ -29,6 +29,7 @@ from guarded_serve.supervisor.run import SERVER_COMMAND
 from guarded_serve.timing.reference import BadRecord
 
 if TYPE_CHECKING:
+    from guarded_serve.checks.load import Foretold
     from guarded_serve.facts.bag import Facts
 
 BASELINE = "baseline"
@@ -101,6 +102,7 @@ class _Gated:
     code: ExitCode
     clues: Clues
     identity: Identity
+    foretold: Foretold | None  # what the load is held against
 
 
 def floors(deployment: Deployment) -> Floors:
@@ -131,7 +133,7 @@ def smoke(deployment: Deployment, wishes: Wishes) -> Result:
     baseline = None
     if sound:
         plain = local(without_drafter(deployment))
-        baseline = _serve(BASELINE, plain, wishes, lambda _: None)
+        baseline = _serve(BASELINE, plain, wishes, Outlook(wishes.say))
     judged = []
     for gate in gated:
         if gate.code is not ExitCode.OK:
@@ -171,13 +173,16 @@ def recommend(judged: Sequence[Judged]) -> Judged | None:
 
 
 def _contest(deployment: Deployment, gate: _Gated, baseline: Run | None, wishes: Wishes) -> Judged:
+    from guarded_serve.checks.load import contradictions  # noqa: PLC0415 - with the checks
+
     wanted = floors(deployment)
-    run = _serve(
-        gate.contestant.label,
-        local(gate.deployment),
-        wishes,
-        lambda samples: early_end(samples, wanted),
+    foretold = gate.foretold
+    outlook = Outlook(
+        wishes.say,
+        early=lambda samples: early_end(samples, wanted),
+        contradictions=lambda event: contradictions(foretold, event) if foretold is not None else (),
     )
+    run = _serve(gate.contestant.label, local(gate.deployment), wishes, outlook)
     recorded, problem = _recorded(wishes.record, gate.identity)
     verdict = judge(Case(run, wanted, baseline, recorded, gate.clues))
     report = Report((*gate.report.outcomes, *problem, *verdict.report.outcomes))
@@ -212,6 +217,8 @@ def _no_baseline(gate: _Gated, baseline: Run) -> Judged:
 
 
 def _gate(deployment: Deployment, contestant: Contestant, wishes: Wishes) -> _Gated:
+    from guarded_serve.checks.load import foretell  # noqa: PLC0415 - `--help` needs none of it
+
     settings = {"speculative_draft_model_path": contestant.drafter, **contestant.settings}
     other = contestant.drafter != deployment.get("speculative_draft_model_path")
     remove = ("speculative_draft_model_revision",) if other else ()
@@ -227,6 +234,7 @@ def _gate(deployment: Deployment, contestant: Contestant, wishes: Wishes) -> _Ga
         broken if code is ExitCode.OK else code,
         clues(facts, report),
         identify(mine, facts, wishes.plan.prompts, wishes.plan.new_tokens, wishes.prompts_source),
+        foretell(facts.model),
     )
 
 
@@ -256,7 +264,7 @@ def _when_free(deployment: Deployment, ask: Callable[[], tuple[Facts, Report]]) 
 # Servers
 
 
-def _serve(label: str, deployment: Deployment, wishes: Wishes, early: Callable[[Any], str | None]) -> Run:
+def _serve(label: str, deployment: Deployment, wishes: Wishes, outlook: Outlook) -> Run:
     """One server, once the GPUs and the machine are free again."""
     from guarded_serve.checks.gate import judge as gate_1  # noqa: PLC0415
 
@@ -275,7 +283,7 @@ def _serve(label: str, deployment: Deployment, wishes: Wishes, early: Callable[[
         replace(deployment, environment={**deployment.environment, **pinned}),
         wishes.plan,
         wishes.command,
-        Outlook(wishes.say, early, log),
+        replace(outlook, log=log),
     )
 
 

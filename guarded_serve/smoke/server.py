@@ -10,11 +10,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from guarded_serve.findings import Finding
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.variant import with_settings
 from guarded_serve.smoke.client import ServerError
@@ -49,6 +50,7 @@ class Outlook:
     say: Callable[[str], None]
     early: Callable[[Any], str | None] = lambda _: None
     log: Path | None = None  # the server's own output
+    contradictions: Callable[[Mapping[str, Any]], Iterable[Finding]] = lambda _: ()  # of a load with preflight
 
 
 def local(deployment: Deployment) -> Deployment:
@@ -120,6 +122,7 @@ class _Serving:
             lost=self._on_lost,
             gone=lambda _: self._loop.stop(),
             hello=lambda _: None,
+            loaded=self._on_loaded,
             beat=self._on_beat,
             fault=lambda event: self._outlook.say(f"{self._label}: inside the engine: {event.get('message')}"),
         )
@@ -178,6 +181,11 @@ class _Serving:
             message = f"{said.get('check', 'engine.refused')}: {said.get('message', 'refused inside the engine')}"
             self._run = Run(self._label, failure=message, failure_remedy=said.get("remedy"), refused=said)
             self._end()
+
+    def _on_loaded(self, event: Mapping[str, Any]) -> None:
+        for finding in self._outlook.contradictions(event):
+            self._on_refused({name: getattr(finding, name) for name in ("check", "message", "remedy")})
+            return
 
     def _on_lost(self, status: int | None, which: str | None) -> None:
         assert self._launch is not None
