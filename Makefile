@@ -34,5 +34,11 @@ format: setup ## let ruff mend what it can
 soak: setup ## the long tests
 	@$(BIN)/python -m pytest -m "soak and not gpu" --timeout 7200 $(PYTEST_ARGS)
 
+bench: setup ## the benchmarks that need no GPU (benchmarks/*.sh need one)
+	$(BIN)/python -m benchmarks.preflight
+	$(BIN)/python -m benchmarks.clock_cost
+	$(BIN)/python -m benchmarks.cycle_report
+	$(BIN)/python -m benchmarks.cpu_kernels --target demo/target --drafter demo/drafter
+
 clean: ## remove what make made in this folder (the cache stays)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -11,6 +11,7 @@ Standard library only: it runs before anything is installed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPLETE = ".complete"
+UNUSED_DAYS = 1.0  # an older folder that no clone asked for in so long goes at once; a used one when it is unused
 
 
 def main() -> int:
@@ -32,8 +34,10 @@ def main() -> int:
     parser.add_argument("--constraints", type=Path, default=ROOT / "requirements/constraints.txt")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     options = parser.parse_args()
-    if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever `python3` is
-        print(f"setup: SGLang needs Python 3.11 or newer, this is {platform.python_version()}; try make PYTHON=python3.12")
+    if sys.version_info < (3, 11):
+        print(
+            f"setup: SGLang needs Python 3.11 or newer, this is {platform.python_version()}; try make PYTHON=python3.12"
+        )
         return 1
     third_party = _third_party(options.requirements, options.constraints)
     return 1 if third_party is None else _project(options.venv, third_party)
@@ -46,27 +50,53 @@ def _cache() -> Path:
 
 def _third_party(requirements: Path, constraints: Path) -> Path | None:
     content = requirements.read_bytes() + constraints.read_bytes()
-    content += f"{sys.version_info[:2]} {platform.machine()} {sys.prefix}".encode()
+    content += f"{sys.version_info[:2]} {platform.machine()} {sys.base_prefix}".encode()
     name = f"packages-{requirements.stem}-"
     folder = _cache() / (name + hashlib.sha256(content).hexdigest()[:16])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{name}lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / COMPLETE).exists():
+            _remove_old(folder, name)
             if not _install(folder, requirements, constraints):
                 return None
-            for other in folder.parent.glob(f"{name}*"):
-                if other.is_dir() and other != folder:
-                    print(f"setup: removing {other}, which other requirements made")
-                    shutil.rmtree(other, ignore_errors=True)
+        (folder / COMPLETE).touch()  # in use now
     return folder
 
 
+def _remove_old(folder: Path, name: str) -> None:
+    """Folders that other requirements made, unless a clone or a running program still uses them."""
+    for other in folder.parent.glob(f"{name}*"):
+        stamp = other / COMPLETE
+        if not other.is_dir() or other == folder:
+            continue
+        age_days = (time.time() - stamp.stat().st_mtime) / 86400 if stamp.exists() else UNUSED_DAYS
+        if age_days >= UNUSED_DAYS and not _in_use(other):
+            print(f"setup: removing {other}, which other requirements made")
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process has a library of this folder mapped, as far as this user may look."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/" in maps.read_text(errors="replace"):
+                return True
+    return False
+
+
+def _python() -> str:
+    """The Python itself, also when this runs in a virtual environment (which `make` may be about to replace)."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
 def _install(folder: Path, requirements: Path, constraints: Path) -> bool:
-    print(f"setup: installing {requirements.name} into {folder} (once a machine, about 4 minutes and 11 GB)", flush=True)
+    print(
+        f"setup: installing {requirements.name} into {folder} (once a machine, about 4 minutes and 11 GB)", flush=True
+    )
     started = time.monotonic()
     shutil.rmtree(folder, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([_python(), "-m", "venv", folder], check=True)
     log = folder / "install.log"
     command = [folder / "bin/python", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     with log.open("w") as output:
@@ -98,7 +128,7 @@ def _project(venv: Path, third_party: Path) -> int:
     if stamp.exists() and stamp.read_text() == state:
         return 0
     shutil.rmtree(venv, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    subprocess.run([_python(), "-m", "venv", venv], check=True)
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     packages = third_party / "lib" / version / "site-packages"
     path_file = venv / "lib" / version / "site-packages/third_party.pth"
@@ -107,9 +137,9 @@ def _project(venv: Path, third_party: Path) -> int:
         link = venv / "bin" / program.name
         if not link.exists() and not program.name.lower().startswith(("python", "pip", "activate")):
             link.symlink_to(program)
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
     pip = subprocess.run(
-        [venv / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"]
-        + ["--no-deps", "--no-build-isolation", "--editable", ROOT],
+        [venv / "bin/python", "-m", "pip", "install", *options, "--editable", ROOT],
         check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

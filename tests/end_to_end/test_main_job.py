@@ -66,6 +66,7 @@ def test_accept_length_without_repetition(answers: list[dict[str, Any]]) -> None
 def test_one_record_for_each_verify(server: Guarded, answers: list[dict[str, Any]]) -> None:
     """One request at a time, its records equal SGLang's spec_verify_ct, and are on disk within a second."""
     assert answers
+    time.sleep(1.0)  # what an earlier test asked for is on disk too
     for prompt in PROMPTS[:5]:
         before = len(server.records())
         answer = server.generate(prompt["text"], 40)
@@ -82,6 +83,7 @@ def test_one_record_for_each_verify(server: Guarded, answers: list[dict[str, Any
 
 def test_accept_lengths_are_sglangs(server: Guarded) -> None:
     """What the records say was accepted is what the request got: prefill gives one token, the cycles the rest."""
+    time.sleep(1.0)
     before = len(server.records())
     answer = server.generate(PROMPTS[0]["text"], 60, ignore_eos=True)
     time.sleep(1.0)
