@@ -53,8 +53,11 @@ def prepare(address: Address, prompt: Prompt, timeout_s: float) -> Ready:
 
 
 def generate(address: Address, ready_prompt: Ready, new_tokens: int, timeout_s: float) -> Sample:
-    """One greedy answer of exactly ``new_tokens`` tokens, timed. Raises ServerError or PromptRefused."""
-    sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
+    """One greedy answer of at most ``new_tokens`` tokens, timed. Raises ServerError or PromptRefused.
+
+    It ends where the target ends it: what a model says after its own end is not what it is used for.
+    """
+    sampling = {"temperature": 0, "max_new_tokens": new_tokens}
     request_id = f"guard-{uuid.uuid4().hex}"
     body = {ready_prompt.field: ready_prompt.value, "sampling_params": sampling, "stream": True, "rid": request_id}
     connection = ready.connection(address, timeout_s)

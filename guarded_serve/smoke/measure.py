@@ -19,6 +19,8 @@ from guarded_serve.smoke.stats import unrest
 from guarded_serve.supervisor.ready import Address
 
 WARM_UP_TOKENS = 16
+SHORTEST = 8
+"""Tokens that an answer must have; prompts with a shorter one are left out."""
 RESTLESS = 0.015
 """A relative standard error above which more repeats are made: the machine is busy with something else."""
 
@@ -85,7 +87,9 @@ def _prepare(address: Address, plan: Plan) -> tuple[list[Ready], tuple[str, ...]
     for prompt in plan.prompts:
         try:
             ready = client.prepare(address, prompt, plan.request_timeout_s)
-            client.generate(address, ready, 2, plan.request_timeout_s)
+            tokens = client.generate(address, ready, SHORTEST, plan.request_timeout_s).tokens
+            if tokens < SHORTEST:
+                raise PromptRefused(f"its answer ends after {tokens} tokens, too few to measure")
             taken.append(ready)
         except PromptRefused as refusal:
             left_out.append(f"{prompt.name}: {refusal}")
