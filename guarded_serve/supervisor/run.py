@@ -352,6 +352,8 @@ class Supervisor:
     def _on_lost(self, status: int | None, which: str | None) -> None:
         launch = self._launch
         assert launch is not None
+        if self._state in ENDS:
+            return  # it dies while its stacks are looked at: the end is said and under way
         if self._state is State.DRAINING:
             self._kill()
             return
@@ -439,7 +441,10 @@ class Supervisor:
                 if stacks:
                     processes = {pid: name.rpartition(" ")[0] for name, pid in launch.watched().items()}
                     self._notify.extend(_DUMP_S + _KILL_S)
-                    self._loop.in_thread(lambda: crash.dump_stacks(where, processes, _DUMP_S), lambda _: self._kill())
+                    self._loop.in_thread(
+                        lambda: crash.dump_stacks(where, processes, _DUMP_S),
+                        lambda _: self._kill() if self._launch is launch else None,  # it may be gone by then
+                    )
                     return
         self._kill()
 

@@ -130,6 +130,22 @@ def test_restart_after_a_crash_with_the_gates_run_again(tmp_path: Path) -> None:
         assert server.left() == []
 
 
+@pytest.mark.parametrize("dies", ["main", "scheduler", "sentinel"])
+def test_a_process_that_dies_while_a_hang_is_looked_at(tmp_path: Path, dies: str) -> None:
+    profile = {"supervise": {**QUICK["supervise"], "restarts": 1}}
+    with Supervised(tmp_path, profile=profile, dump_s=3.0) as server:
+        sentinel = int(server.wait_for(r"state=starting pid=\d+").rpartition("=")[2])
+        server.wait_for("state=serving")
+        time.sleep(1)
+        os.kill(server.pids()["detokenizer"], signal.SIGSTOP)
+        server.wait_for("state=failed", 8)
+        os.kill(sentinel if dies == "sentinel" else server.pids()[dies], signal.SIGKILL)
+        assert wait_until(lambda: server.states().count("serving") == 2, 15), server.text()
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert server.left() == []
+
+
 def test_a_drafter_that_was_swapped_is_refused_at_the_restart(tmp_path: Path) -> None:
     profile = {"supervise": {"restarts": 3}}
     with Supervised(tmp_path, None, profile, gates=(0, 65)) as server:

@@ -24,6 +24,7 @@ from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Outcome, Report, Severity, Status
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
+from guarded_serve.supervisor import crash
 from guarded_serve.supervisor.lines import Format
 from guarded_serve.supervisor.preflight import Gate
 from guarded_serve.supervisor.probing import Probed
@@ -75,6 +76,7 @@ class Supervised:
         wild_clock: bool = False,
         probe: Mapping[str, Any] | None = None,
         before: list[str] | None = None,
+        dump_s: float | None = None,
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -91,6 +93,7 @@ class Supervised:
             "log_format": log_format,
             "wild_clock": wild_clock,
             "probe": probe,
+            "dump_s": dump_s,
         }
         if "--api-key" in arguments:
             request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
@@ -194,6 +197,9 @@ def _run(request: dict[str, Any]) -> int:
     if request["wild_clock"]:
         rightly = time.time
         time.time = lambda: rightly() + random.choice((-1, 1)) * 400 * 86400 * (int(time.monotonic()) % 2)
+
+    if request["dump_s"] is not None:  # py-spy takes its time with a process that hangs
+        crash.dump_stacks = lambda *_: time.sleep(request["dump_s"])
 
     def preflight(_: Deployment) -> Gate:
         time.sleep(request["gate_s"])
