@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from guarded_serve.checkpoint.files import Unreadable, read_json
 from guarded_serve.checkpoint.problem import Problem
 
 CONFIG_NAME = "config.json"
+QUANTIZATION_NAME = "hf_quant_config.json"
 CONFIG_LIMIT = 4 * 2**20
 """Longest config.json that is parsed, in bytes; the longest published ones are some 100 KB."""
 _TEXT_KEYS = ("thinker_config", "llm_config", "language_config", "text_config")
@@ -69,6 +70,7 @@ class ModelConfig:
     raw: Mapping[str, Any]
     decoder: Mapping[str, Any]
     problems: tuple[Problem, ...] = ()
+    quant_algo: str | None = None  # of Model-Optimizer's hf_quant_config.json, which stands beside config.json
 
     def get(self, key: str, default: Any = None) -> Any:
         """A decoder's value: nested first, then top level."""
@@ -97,6 +99,13 @@ class ModelConfig:
         """`model_type` at top level, as it chooses the config class."""
         value = self.raw.get("model_type")
         return value if isinstance(value, str) else None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its weights are quantized on disk (SGLang: `model_config.py: _parse_quant_hf_config`)."""
+        return bool(
+            self.get("quantization_config") or self.raw.get("compression_config") or self.quant_algo is not None
+        )
 
     @property
     def is_speculators(self) -> bool:
@@ -169,7 +178,18 @@ def read_config(directory: Path, *, overrides: Mapping[str, Any] | None = None) 
     for key, value in (overrides or {}).items():
         current = raw.get(key)
         raw[key] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
-    return parse_config(raw, path)
+    return replace(parse_config(raw, path), quant_algo=_quant_algo(directory / QUANTIZATION_NAME))
+
+
+def _quant_algo(path: Path) -> str | None:
+    """`quantization.quant_algo`; null where Model-Optimizer exported a model that it did not quantize."""
+    try:
+        raw = read_json(path, limit=CONFIG_LIMIT)
+    except Unreadable:
+        return None
+    inner = raw.get("quantization", raw) if isinstance(raw, dict) else None
+    value = inner.get("quant_algo") if isinstance(inner, dict) else None
+    return value if isinstance(value, str) else None
 
 
 def parse_config(raw: Mapping[str, Any], path: Path) -> ModelConfig:

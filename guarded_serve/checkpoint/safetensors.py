@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import eq, sub
@@ -62,12 +63,16 @@ class Tensor:
         return self.end - self.start
 
 
+Sizes = Mapping[tuple[str, "int | None"], int]
+"""Bytes on disk by dtype and by the number of the layer in a tensor's name (None: in no layer)."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """One file: what could be read of it, and what is wrong with it.
 
     ``tensors`` are all of them, or with `skim_shard` those that were asked for; ``count`` is how many there are and
-    ``names`` their `names_sum`.
+    ``names`` their `names_sum`. ``sizes`` are of all of them, where the file is right.
     """
 
     path: Path
@@ -75,6 +80,7 @@ class Shard:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     count: int = 0
     names: int = 0
+    sizes: Sizes = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
@@ -107,6 +113,7 @@ def read_shard(path: Path) -> Shard:
         tensors,
         len(parsed),
         names_sum((name.encode("utf-8", "surrogatepass") for name in parsed), path.name.encode()),
+        sizes_by_layer(tensors.values()),
         metadata,
         tuple(problems),
     )
@@ -185,7 +192,33 @@ def _skimmed(path: Path, size: int, length: int, header: bytes, wanted: Collecti
                 8 + length + int(starts[i]),
                 8 + length + stops[i],
             )
-    return Shard(path, size, tensors, count, names_sum(names, path.name.encode()))
+    groups = Counter(zip(map(_layer_text, names), kinds, strict=True))
+    by_layer = _grouped((text, kind[0].decode(), (sizes[kind] or 0) * times) for (text, kind), times in groups.items())
+    return Shard(path, size, tensors, count, names_sum(names, path.name.encode()), by_layer)
+
+
+_LAYER = re.compile(rb"(\d{1,4})\.")
+
+
+def sizes_by_layer(tensors: Iterable[Tensor]) -> Sizes:
+    """`Sizes` of these tensors."""
+    return _grouped(
+        (_layer_text(tensor.name.encode("utf-8", "surrogatepass")), tensor.dtype, tensor.nbytes) for tensor in tensors
+    )
+
+
+def _layer_text(name: bytes) -> bytes:
+    """The few bytes that a layer's number is in, so that 200,000 names make some hundred groups."""
+    return name.partition(b"layers.")[2][:5]
+
+
+def _grouped(groups: Iterable[tuple[bytes, str, int]]) -> Sizes:
+    """Sizes from `_layer_text`, dtype and bytes."""
+    found: Counter[tuple[str, int | None]] = Counter()
+    for text, dtype, size in groups:
+        match = _LAYER.match(text)
+        found[dtype, int(match[1]) if match else None] += size
+    return found
 
 
 def _entry_size(dtype: bytes, shape: bytes) -> int | None:

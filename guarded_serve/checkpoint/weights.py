@@ -17,7 +17,15 @@ from typing import Any
 
 from guarded_serve.checkpoint.files import Unreadable, read_bytes, read_json
 from guarded_serve.checkpoint.problem import Problem
-from guarded_serve.checkpoint.safetensors import COPY_REMEDY, Shard, Tensor, read_shard, skim_shard
+from guarded_serve.checkpoint.safetensors import (
+    COPY_REMEDY,
+    Shard,
+    Sizes,
+    Tensor,
+    read_shard,
+    sizes_by_layer,
+    skim_shard,
+)
 
 INDEX_NAME = "model.safetensors.index.json"
 INDEX_LIMIT = 64 * 2**20
@@ -28,13 +36,14 @@ _NOT_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler
 
 @dataclass(frozen=True)
 class Weights:
-    """The tensors of one folder, by the name they have on disk."""
+    """The tensors of one folder, by the name they have on disk: all, or those asked for. ``sizes`` are of all."""
 
     directory: Path
     shards: tuple[Shard, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     pickles: tuple[Path, ...] = ()
     problems: tuple[Problem, ...] = ()
+    sizes: Sizes = field(default_factory=dict)
 
 
 def read_weights(directory: Path, only: Collection[str] | None = None) -> Weights:
@@ -78,7 +87,7 @@ def read_weights(directory: Path, only: Collection[str] | None = None) -> Weight
     )
     if not shards and not problems:
         problems.append(_nothing(directory, pickles))
-    return Weights(directory, shards, tensors, pickles, tuple(problems))
+    return Weights(directory, shards, tensors, pickles, tuple(problems), sizes_by_layer(tensors.values()))
 
 
 _PART = 2**19
@@ -122,7 +131,10 @@ def _skim(directory: Path, names: list[str], files: list[str], only: Collection[
     if sum(shard.names for shard in shards) != promised_sum:
         return None
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items() if name in only}
-    return Weights(directory, shards, tensors)
+    sizes: Counter[tuple[str, int | None]] = Counter()
+    for shard in shards:
+        sizes.update(shard.sizes)
+    return Weights(directory, shards, tensors, sizes=sizes)
 
 
 def _is_json_around(raw: bytes, begin: int, end: int) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from guarded_serve.checkpoint.config import QUANTIZATION_NAME
 from guarded_serve.checks.interface import Check, Skip, check
 from guarded_serve.checks.model_facts import (
     drafter_config,
     drafter_weights,
     eagle3_config,
     head,
-    is_quantized,
     models,
     target_config,
 )
@@ -353,11 +353,11 @@ def quantization(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter does not inherit a --quantization that is meant for the target."""
     config, deployment = drafter_config(facts), facts.deployment
     wanted = deployment.get("quantization")
-    own = is_quantized(config)
+    own = config.quantized
     if own:
         yield self.warning(
             "the drafter is quantized: its tensors' names and shapes are left to the load gate",
-            found="quantization_config",
+            found=f"{QUANTIZATION_NAME}: {config.quant_algo}" if config.quant_algo else "quantization_config",
             where=str(config.path),
         )
     if not wanted or wanted == "unquant" or own or deployment.get("speculative_draft_model_quantization"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from guarded_serve.checkpoint.safetensors import Tensor
 from guarded_serve.checks.interface import Check, Skip, check
-from guarded_serve.checks.model_facts import drafter_config, drafter_weights, head, is_quantized
+from guarded_serve.checks.model_facts import drafter_config, drafter_weights, head
 from guarded_serve.engine_rules.drafter import Slot
 from guarded_serve.findings import Finding
 
@@ -21,7 +21,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers\.(\d+)|midlayer)\.")
 
 
 def _unquantized(facts: Facts) -> None:
-    if is_quantized(drafter_config(facts)):
+    if drafter_config(facts).quantized:
         raise Skip("the drafter is quantized: its tensors are left to the load gate")
 
 

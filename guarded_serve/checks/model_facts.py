@@ -94,11 +94,6 @@ def head(facts: Facts) -> tuple[HeadRules, Loading]:
     return model.rules, model.loading
 
 
-def is_quantized(config: ModelConfig) -> bool:
-    """Whether the drafter itself is quantized, so that its tensors have other names and shapes."""
-    return bool(config.raw.get("quantization_config") or config.raw.get("compression_config"))
-
-
 def from_problems(check: Check, problems: Iterable[Problem], warn: Iterable[str] = ()) -> Iterator[Finding]:
     """A finding a problem; kinds in ``warn`` are warnings."""
     warned = frozenset(warn)

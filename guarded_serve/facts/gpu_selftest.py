@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from guarded_serve.checkpoint.config import read_config
 from guarded_serve.facts.gpu_choice import GpuChoice
-from guarded_serve.facts.gpu_weights import model_config
 from guarded_serve.facts.own_module import NEUTRAL_FOLDER, own_command, own_environment
 
 if TYPE_CHECKING:
@@ -68,13 +68,10 @@ class SelfTest:
 
 def verify_bytes(deployment: Deployment) -> tuple[int, int | None]:
     """Bytes that one all-reduce of a verify step at batch size 1 sends, and the target's layers (None: unknown)."""
-    config = model_config(Path(str(deployment.get("model_path"))))
-    nested = config.get("text_config")
-    config = nested if isinstance(nested, dict) else config
-    hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
+    config = read_config(Path(str(deployment.get("model_path"))).expanduser())
+    hidden = config.integer("hidden_size")
     tokens = int(deployment.get("speculative_num_draft_tokens") or 1)
-    size = tokens * (hidden if isinstance(hidden, int) else _USUAL_HIDDEN) * _HALF_BYTES
-    return size, layers if isinstance(layers, int) else None
+    return tokens * (hidden or _USUAL_HIDDEN) * _HALF_BYTES, config.integer("num_hidden_layers")
 
 
 def run_selftest(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from guarded_serve.checkpoint import safetensors, weights
 from guarded_serve.checkpoint.safetensors import read_shard, skim_shard
 from guarded_serve.checkpoint.weights import read_weights
-from tests.support.checkpoints import Data, target, write_safetensors
+from tests.support.checkpoints import Data, compact, target, write_safetensors
 
 KEPT = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
 
@@ -24,15 +24,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in root.glob("*.safetensors"):
         compact(path)
     return root
-
-
-def compact(path: Path) -> None:
-    """The header as the safetensors library writes it."""
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    header = json.dumps(json.loads(raw[8 : 8 + length]), separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
 
 
 def test_a_whole_folder_is_never_read_in_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +38,8 @@ def test_a_whole_folder_is_never_read_in_full(folder: Path, monkeypatch: pytest.
     assert quick.problems == full.problems == ()
     assert quick.tensors == {name: full.tensors[name] for name in KEPT}
     assert sum(shard.count for shard in quick.shards) == len(full.tensors)
+    assert quick.sizes == full.sizes
+    assert sum(quick.sizes.values()) == sum(tensor.nbytes for tensor in full.tensors.values())
 
 
 def test_the_library_writes_such_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

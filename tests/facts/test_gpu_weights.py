@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from guarded_serve.checks.gpu_fit import weights as check
 from guarded_serve.checks.runner import run_checks
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.facts.bag import Facts
+from guarded_serve.facts.gather import gather
 from guarded_serve.facts.gpu import Driver, Gpu, Memory
 from guarded_serve.facts.gpu_choice import Device, GpuChoice, Rank
 from guarded_serve.facts.gpu_weights import Part, WeightNeed, weight_need
 from guarded_serve.facts.gpus import GpuFacts
 from guarded_serve.facts.reading import Reading
 from guarded_serve.findings import Outcome, Status
+from tests.support.checkpoints import Data, compact, drafter, target
 from tests.support.gpu_deployments import deployment
 
 GIB = 2**30
@@ -73,6 +76,43 @@ def test_prediction_layers_are_not_loaded_by_the_target(tmp_path: Path) -> None:
     tensors = {"model.layers.60.w": ("BF16", GIB), "model.layers.61.w": ("BF16", GIB)}
     target = _model(tmp_path / "target", tensors, num_hidden_layers=61)
     assert weight_need(deployment(model_path=target)).per_rank == 2 * GIB
+
+
+@pytest.mark.parametrize("compactly", [True, False], ids=["shards skimmed", "shards read in full"])
+def test_a_sharded_target_counts_all_its_tensors(tmp_path: Path, compactly: bool) -> None:
+    model = target(layers=8)
+    whole = sum(math.prod(entry.shape) * 2 for entry in model.tensors.values())
+    model.tensors |= {f"model.layers.{layer}.mtp.weight": Data("BF16", (1000,)) for layer in (8, 9)}
+    model.tensors["model.wide.weight"] = Data("F32", (50,))
+    folder = model.write(tmp_path / "target", shards=3)
+    if compactly:
+        for path in folder.glob("*.safetensors"):
+            compact(path)
+    drafts = drafter()
+    head = drafts.write(tmp_path / "drafter")
+    settings = deployment(
+        model_path=str(folder), speculative_algorithm="EAGLE3", speculative_draft_model_path=str(head), tp_size=2
+    )
+    facts = gather(settings, ("target", "drafter"))
+    assert facts.model is not None
+    assert facts.model.target.weights is not None
+    assert len(facts.model.target.weights.tensors) == 2  # the embedding and the head alone
+    for need in (weight_need(settings, facts.model), weight_need(settings)):
+        assert (need.parts[0].what, need.parts[0].total) == ("target", whole + 50 * 2)
+
+
+def test_the_sizes_of_a_nested_config_count(tmp_path: Path) -> None:
+    tensors = {"language_model.model.layers.1.w": ("BF16", GIB), "language_model.model.layers.2.w": ("BF16", GIB)}
+    found = _model(tmp_path / "target", tensors, llm_config={"num_hidden_layers": 2})
+    assert weight_need(deployment(model_path=found)).per_rank == 2 * GIB
+
+
+def test_quantized_by_model_optimizer_is_quantized_already(tmp_path: Path) -> None:
+    found = _model(tmp_path / "target", {"a": ("F8_E4M3", GIB)})
+    (tmp_path / "target" / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": null}}')
+    assert weight_need(deployment(model_path=found, quantization="modelopt")).shrinks is not None
+    (tmp_path / "target" / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    assert weight_need(deployment(model_path=found, quantization="modelopt")).per_rank == GIB
 
 
 def test_quantization_while_loading_makes_it_unknown(tmp_path: Path) -> None:

@@ -82,6 +82,15 @@ def write_safetensors(path: Path, tensors: Mapping[str, Data], metadata: Mapping
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
 
 
+def compact(path: Path) -> None:
+    """The header as the safetensors library writes it."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.dumps(json.loads(raw[8 : 8 + length]), separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+
+
 @dataclass
 class Model:
     """A model folder to be written: change it, then `write` it."""
