@@ -187,9 +187,13 @@ def test_interrupted(tmp_path: Path, prompts: Path, stage: str, number: signal.S
     )
     try:
         assert process.stderr is not None
+        said = []
         for line in process.stderr:
+            said.append(line)
             if line.strip() == stage:
                 break
+        else:
+            pytest.fail("".join(said))
         process.send_signal(number)
         process.communicate(timeout=30)
     finally:
