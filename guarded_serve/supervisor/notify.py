@@ -17,6 +17,7 @@ class Notify:
         if address[:1] in ("/", "@"):
             self._address = "\0" + address[1:] if address[0] == "@" else address
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._ready = False  # READY=1 was sent once
         self.watchdog_s = _watchdog_s(environment) if self._socket else None
 
     @property
@@ -28,6 +29,7 @@ class Notify:
         """One message, for example ``send(READY=1, STATUS="serving")``. Never fails and never waits."""
         if self._socket is None:
             return
+        self._ready = self._ready or "READY" in values
         message = "\n".join(f"{name}={str(value).replace(chr(10), ' ')}" for name, value in values.items())
         try:
             self._socket.sendto(message.encode(errors="replace"), self._address)
@@ -37,6 +39,11 @@ class Notify:
     def extend(self, seconds: float) -> None:
         """Ask systemd to wait for at least so long from now, while starting or stopping."""
         self.send(EXTEND_TIMEOUT_USEC=int(seconds * 1e6))
+
+    def alive(self) -> None:
+        """Feed the watchdog, which runs from the first READY=1 on, through in-process restarts as well."""
+        if self._ready and self.watchdog_s is not None:
+            self.send(WATCHDOG=1)
 
     def reloading(self) -> None:
         """Between this and the next READY=1, systemd shows the unit as reloading."""

@@ -90,6 +90,7 @@ class Supervisor:
         self._launch: Launch | None = None
         self._watch: Watch | None = None
         self._clock: StartClock | None = None
+        self._lives = 0  # starts so far, refused ones included
         self._state: State | None = None
         self._code: ExitCode = ExitCode.OK
         self._timers: dict[str, Timer] = {}
@@ -148,18 +149,23 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._enter(State.PREFLIGHT)
+        if self._clock is None:
+            self._clock = StartClock(self._loop, self._notify)
+        deadline = self._limits.start_deadline_s
+        self._later("start", deadline, lambda: self._on_start_deadline(deadline))
         for note in self._deployment.notes:
             self._lines.info(note)
         self._busy_until = None
+        self._lives += 1
         self._check()
 
     def _check(self) -> None:
-        deployment = self._deployment
-        self._loop.in_thread(lambda: self._preflight(deployment), self._on_preflight)
+        deployment, life = self._deployment, self._lives
+        self._loop.in_thread(lambda: self._preflight(deployment), lambda gate: self._on_preflight(life, gate))
 
-    def _on_preflight(self, gate: object) -> None:
-        if self._state is not State.PREFLIGHT:
-            return  # stopped meanwhile
+    def _on_preflight(self, life: int, gate: object) -> None:
+        if self._state is not State.PREFLIGHT or life != self._lives:
+            return  # stopped or given up meanwhile
         if not isinstance(gate, Gate):
             self._end(State.FAILED, ExitCode.INTERNAL, f"the checks themselves failed: {gate!r}")
         elif gate.code is ExitCode.BUSY and self._may_wait(gate):
@@ -183,7 +189,6 @@ class Supervisor:
             if wait_s > 0:
                 self._lines.warning(f"waiting for at most {wait_s:g} s (gpus.wait_s): {'; '.join(busy)}")
                 self._notify.send(STATUS=f"preflight: waiting for {'; '.join(busy)}")
-        self._notify.extend(2 * _BUSY_RETRY_S + 30)
         return now + _BUSY_RETRY_S <= self._busy_until
 
     def _start(self, gate: Gate) -> None:
@@ -204,6 +209,7 @@ class Supervisor:
                     lost=self._on_lost,
                     gone=self._on_gone,
                     beat=self._on_beat,
+                    totals=self._economy.totals,
                     fault=self._on_fault,
                     hello=self._economy.hello,
                     loaded=lambda event: self._on_loaded(gate, event),
@@ -213,12 +219,12 @@ class Supervisor:
             self._end(State.FAILED, ExitCode.INTERNAL, f"the server could not be started: {error}")
             return
         self._enter(State.STARTING, pid=self._launch.child.sentinel_pid)
-        self._clock = StartClock(self._loop, self._launch, self._notify)
-        deadline = self._limits.start_deadline_s
-        self._later("start", deadline, lambda: self._on_start_deadline(deadline))
+        if self._clock is not None:
+            self._clock.started(self._launch)
 
     def _on_start_deadline(self, deadline: float) -> None:
-        message = f"not ready within {deadline:g} s (supervise.start_deadline_s)"
+        what = "the checks did not end" if self._state is State.PREFLIGHT else "not ready"
+        message = f"{what} within {deadline:g} s (supervise.start_deadline_s)"
         self._end(State.FAILED, ExitCode.SERVER, message, kind="start-deadline", stacks=True)
 
     def _on_stage(self, stage: str) -> None:
@@ -429,6 +435,7 @@ class Supervisor:
         if kind is not None and launch is not None:
             self._show_tail(launch)
         self._code = code
+        self._notify.alive()
         self._enter(state, message, level="error", cause=kind, remedy=remedy, exit=int(code))
         if launch is None:
             self._after()
@@ -511,7 +518,7 @@ class Supervisor:
             self._loop.stop()
             return
         self._lines.warning(f"{self._restarts.describe()}, in {delay:g} s")
-        self._notify.extend(delay + 30)
+        self._clock = StartClock(self._loop, self._notify)
         self._later("restart", delay, self._restart)
 
     def _restart(self) -> None:

@@ -198,7 +198,7 @@ def _run(request: dict[str, Any]) -> int:
         rightly = time.time
         time.time = lambda: rightly() + random.choice((-1, 1)) * 400 * 86400 * (int(time.monotonic()) % 2)
 
-    if request["dump_s"] is not None:  # py-spy takes its time with a process that hangs
+    if request.get("dump_s") is not None:  # py-spy takes its time with a process that hangs
         crash.dump_stacks = lambda *_: time.sleep(request["dump_s"])
 
     def preflight(_: Deployment) -> Gate:
