@@ -118,10 +118,9 @@ class Server:
     def switch(self, on: bool) -> None:
         (self.folder / "control").write_text(json.dumps({"clock": on}))
         deadline = time.monotonic() + 20
-        while self.events[-1].get("clock") is not on:
+        while self.beat()["clock"] is not on:
             if time.monotonic() > deadline:
                 raise SystemExit("the clock did not switch")
-            time.sleep(0.02)
 
 
 @contextlib.contextmanager

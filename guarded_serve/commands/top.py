@@ -39,7 +39,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
             missing = not paths[0].exists()
             why = "does not exist" if missing else "is not one folder: top follows the folder of one server's cycle log"
             return fail("top", ExitCode.MISSING if missing else ExitCode.USAGE, f"{', '.join(map(str, paths))} {why}")
-        return _watch(Tail(paths[0]), Live(baselines), str(paths[0]), options)
+        return _watch(Tail(paths[0]), Live(baselines, kept_s=options.window), str(paths[0]), options)
     except Unusable as error:
         return fail("top", error.code, str(error))
     except PermissionError as error:

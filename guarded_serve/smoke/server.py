@@ -92,6 +92,7 @@ class _Serving:
         self._stop = threading.Event()
         self._timer: Timer | None = None
         self._start_s = 0.0
+        self._totals: dict[int, Totals] = {}  # by rank, as far as it has told
         self._newest: tuple[float, int, Totals] | None = None
         self._before: Totals = Totals()
 
@@ -123,7 +124,8 @@ class _Serving:
             gone=lambda _: self._loop.stop(),
             hello=lambda _: None,
             loaded=self._on_loaded,
-            beat=self._on_beat,
+            beat=lambda _: None,
+            totals=self._on_totals,
             fault=lambda event: self._outlook.say(f"{self._label}: inside the engine: {event.get('message')}"),
         )
         try:
@@ -219,12 +221,13 @@ class _Serving:
 
     # The engine's own clock
 
-    def _on_beat(self, event: Mapping[str, Any]) -> None:
+    def _on_totals(self, event: Mapping[str, Any]) -> None:
         try:
-            rank, totals = int(event["rank"]), Totals.from_mapping(event["totals"])
+            rank, left = int(event["rank"]), int(event["left"])
+            totals = self._totals[rank] = self._totals.get(rank, Totals()).updated(event["totals"])
         except (KeyError, TypeError, ValueError):
             return
-        if self._newest is None or rank <= self._newest[1]:
+        if left == 0 and (self._newest is None or rank <= self._newest[1]):
             self._newest = (time.monotonic(), rank, totals)
 
     def _settled(self) -> Totals:

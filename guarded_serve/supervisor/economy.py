@@ -13,7 +13,8 @@ from guarded_serve.timing.live import Lately, Live
 from guarded_serve.timing.reference import BadRecord, References, read_references
 
 WINDOW_S = 10.0
-_SPACING_S = 4.5  # of the beats that are kept: windows of ten seconds need no closer ones
+_KEPT_S = 90.0  # the metrics' windows are 60 s long
+_SPACING_S = 1.9  # of the totals that are kept: every other second's
 
 
 class Economy:
@@ -22,10 +23,9 @@ class Economy:
     def __init__(self, profile: Profile, state: Callable[[], str]) -> None:
         self._lock = threading.Lock()  # the metrics are read in their own server's threads
         known = _recorded(profile)
-        self._live = Live({**known.baseline_tok_s, **profile.break_even.baseline_tok_s})
+        self._live = Live({**known.baseline_tok_s, **profile.break_even.baseline_tok_s}, _KEPT_S, _SPACING_S)
         self._alarm = Alarm(profile.break_even.patience_s, known.references)
         self._state = state
-        self._kept: dict[object, float] = {}
         self._stop_metrics: Callable[[], None] | None = None
 
     def serve_metrics(self, port: int) -> None:
@@ -52,15 +52,16 @@ class Economy:
         """A scheduler's greeting: its counts begin at zero."""
         with self._lock:
             self._live.hello(event)
-        self._kept.pop(event.get("rank"), None)
 
     def beat(self, event: Mapping[str, Any]) -> None:
         """A beat."""
-        rank, t = event.get("rank"), event.get("t")
-        if isinstance(t, (int, float)) and abs(t - self._kept.get(rank, 0.0)) >= _SPACING_S:
-            self._kept[rank] = t
-            with self._lock:
-                self._live.beat(event)
+        with self._lock:
+            self._live.beat(event)
+
+    def totals(self, event: Mapping[str, Any]) -> None:
+        """A part of a scheduler's totals."""
+        with self._lock:
+            self._live.totals(event)
 
     def take(self) -> tuple[str, Verdict | None]:
         """The line for the last window, empty without traffic, and the alarm where it changed."""

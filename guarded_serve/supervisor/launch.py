@@ -43,6 +43,7 @@ class Told:
     lost: Callable[[int | None, str | None], None]  # the server's status, None while it runs; which process ended first
     gone: Callable[[list[str]], None]
     beat: Callable[[Mapping[str, Any]], None]
+    totals: Callable[[Mapping[str, Any]], None]
     hello: Callable[[Mapping[str, Any]], None]
     fault: Callable[[Mapping[str, Any]], None]  # an error of ours inside the engine, which went on
     loaded: Callable[[Mapping[str, Any]], None] = lambda event: None  # what a scheduler made of the drafter
@@ -161,6 +162,8 @@ class Launch:
                 self.told.loaded(event)
             elif kind == engine_link.BEAT:
                 self.told.beat(event)
+            elif kind == engine_link.TOTALS:
+                self.told.totals(event)
             elif kind == engine_link.FAULT:
                 self.told.fault(event)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PACKET = 1 << 16
+_PACKET = 1 << 18  # bytes: more than the kernel lets a sender put into one datagram by default
 _RECEIVE_BUFFER = 1 << 20  # bytes: events of many ranks while the launcher is held up
 
 

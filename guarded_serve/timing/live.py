@@ -1,6 +1,6 @@
-"""What the cycles did lately, from the engine's beats or from anything else that yields cumulative totals.
+"""What the cycles did lately, from what the engine tells or from anything else that yields cumulative totals.
 
-Pure: the clock is the beats' own. Only one rank of each data-parallel group is listened to, since the ranks of a group
+Pure: the clock is the events' own. Only one rank of each data-parallel group is listened to, since the ranks of a group
 run the same cycles; the groups are added up, and a batch size is what one group runs.
 """
 
@@ -14,9 +14,6 @@ from typing import Any
 from guarded_serve.timing import maths
 from guarded_serve.timing.report import batch_tok_s, by_position, shares
 from guarded_serve.timing.totals import BatchTotals, Totals
-
-KEPT_S = 600.0
-"""How far back a window may reach, seconds."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,16 @@ class Lately:
 
 
 class Live:
-    """Newest totals of every rank that is listened to, and enough of the past for windows."""
+    """Newest totals of every rank that is listened to, and enough of the past for windows of up to ``kept_s`` seconds.
 
-    def __init__(self, baselines: Mapping[int, float]) -> None:
+    Totals of the past lie ``spacing_s`` apart; a window is longer than asked for by up to that much.
+    """
+
+    def __init__(self, baselines: Mapping[int, float], kept_s: float, spacing_s: float = 0.0) -> None:
         self.baselines = dict(baselines)
+        self._kept_s = kept_s
+        self._spacing_s = spacing_s
+        self._told: dict[int, Totals] = {}  # by rank, as far as it has told
         self._first: dict[int, bool] = {}  # by rank: is it the first of its group
         self._past: dict[int, deque[tuple[float, Totals]]] = {}
         self._beats: dict[int, Mapping[str, Any]] = {}
@@ -83,24 +86,35 @@ class Live:
         if isinstance(rank, int):
             place = event.get("place")
             self._first[rank] = bool(place.get("first", True)) if isinstance(place, Mapping) else True
+            self._told.pop(rank, None)
             self._past.pop(rank, None)
             self._beats.pop(rank, None)
 
     def beat(self, event: Mapping[str, Any]) -> None:
-        """Newest totals of a rank; what cannot be read is passed over."""
+        """A rank's beat."""
+        rank = event.get("rank")
+        if isinstance(rank, int):
+            self._beats[rank] = event
+
+    def totals(self, event: Mapping[str, Any]) -> None:
+        """A part of a rank's newest totals; what cannot be read is passed over."""
         try:
-            rank, t, totals = int(event["rank"]), float(event["t"]), Totals.from_mapping(event["totals"])
+            rank, t, left = int(event["rank"]), float(event["t"]), int(event["left"])
+            if not self._first.get(rank, True):
+                return
+            totals = self._told[rank] = self._told.get(rank, Totals()).updated(event["totals"])
         except (KeyError, TypeError, ValueError):
             return
-        self._beats[rank] = event
-        if self._first.get(rank, True):
+        if left == 0:
             self.take(rank, t, totals)
 
     def take(self, rank: int, t: float, totals: Totals) -> None:
         """Cumulative totals of a rank at a time; the caller does not change them afterwards."""
         past = self._past.setdefault(rank, deque())
+        if len(past) > 1 and past[-1][0] - past[-2][0] < self._spacing_s:
+            past.pop()
         past.append((t, totals))
-        while len(past) > 2 and past[1][0] <= t - KEPT_S:
+        while len(past) > 2 and past[1][0] <= t - self._kept_s:
             past.popleft()
 
     def newest(self) -> dict[int, Totals]:

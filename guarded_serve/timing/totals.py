@@ -1,12 +1,14 @@
-"""Cumulative totals of cycles by batch size: what the engine's `beat` carries, and what live views are made of.
+"""Cumulative totals of cycles by batch size: what the engine tells after its beats, and what live views are made of.
 
-Additive and monotone, so that the difference of two beats is the account of the time between them. Imported by the
-engine: standard library only.
+Additive and monotone, so that the difference of two tellings is the account of the time between them. They are told in
+parts: one holds some batch sizes only, those that changed. Imported by the engine: standard library only.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -118,18 +120,34 @@ class Totals:
             if value is not None:
                 self.histograms[stage][bisect_left(BUCKETS_MS, value)] += 1
 
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain JSON values; batch sizes become strings."""
-        value = asdict(self)
-        for name in ("speculative", "plain"):
-            value[name] = {str(bs): entry for bs, entry in dict(value[name]).items()}
-        return value
+    def sizes(self) -> set[tuple[bool, int]]:
+        """Every (plain, batch size) that has a cycle."""
+        return {(False, bs) for bs in self.speculative} | {(True, bs) for bs in self.plain}
 
-    @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> Totals:
-        """Raises KeyError, TypeError or ValueError when it is not what `to_mapping` gave."""
+    def part(self, sizes: Collection[tuple[bool, int]]) -> dict[str, Any]:
+        """Plain JSON values, with some batch sizes only; they become strings. Lists are shared: for sending at once."""
+        return {
+            **vars(self),
+            "speculative": {str(bs): vars(self.speculative[bs]) for plain, bs in sizes if not plain},
+            "plain": {str(bs): vars(self.plain[bs]) for plain, bs in sizes if plain},
+        }
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as plain JSON values, shared with nothing."""
+        return deepcopy(self.part(self.sizes()))
+
+    def updated(self, part: Mapping[str, Any]) -> Totals:
+        """With a newer part put in; what the part does not hold is shared with these totals.
+
+        Raises KeyError, TypeError or ValueError when it is not what `part` gave.
+        """
         tables = {
-            name: {int(bs): BatchTotals(**entry) for bs, entry in dict(value[name]).items()}
+            name: {**getattr(self, name), **{int(bs): BatchTotals(**entry) for bs, entry in dict(part[name]).items()}}
             for name in ("speculative", "plain")
         }
-        return cls(**{**value, **tables})
+        return Totals(**{**part, **tables})
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> Totals:
+        """Raises KeyError, TypeError or ValueError when it is not what `to_mapping` gave."""
+        return cls().updated(value)

@@ -63,8 +63,9 @@ def test_the_rules_and_the_dashboard_name_only_metrics_that_exist(root: Path) ->
 
 
 def _collector(totals: Totals) -> EngineCollector:
-    live = Live({2: 164.0})
-    live.beat({"t": 1.0, "rank": 0, "dropped": 0, "lost": 0, "faults": 0, "totals": totals.to_mapping()})
+    live = Live({2: 164.0}, kept_s=60)
+    live.beat({"t": 1.0, "rank": 0, "dropped": 0, "lost": 0, "faults": 0})
+    live.totals({"t": 1.0, "rank": 0, "left": 0, "totals": totals.to_mapping()})
     return EngineCollector(live, threading.Lock(), lambda: "serving", lambda: False)
 
 
@@ -72,14 +73,15 @@ def _collector(totals: Totals) -> EngineCollector:
 def prometheus(tmp_path: Path) -> Iterator[str]:
     """A Prometheus that scrapes our endpoint, whose counters grow; the address of its API."""
     assert PROMETHEUS is not None
-    live, totals, lock, stop = Live({2: 164.0}), Totals(), threading.Lock(), threading.Event()
+    live, totals, lock, stop = Live({2: 164.0}, kept_s=60), Totals(), threading.Lock(), threading.Event()
 
     def work() -> None:
         while not stop.wait(0.1):
             with lock:
                 totals.add(CYCLE)
-                event = {"t": time.time(), "rank": 0, "dropped": 0, "lost": 0, "faults": 0}
-                live.beat({**event, "totals": totals.to_mapping()})
+                event = {"t": time.time(), "rank": 0}
+                live.beat({**event, "dropped": 0, "lost": 0, "faults": 0})
+                live.totals({**event, "left": 0, "totals": totals.to_mapping()})
 
     worker = threading.Thread(target=work)
     worker.start()

@@ -17,6 +17,7 @@ import pytest
 from guarded_serve.engine_link import ENVIRONMENT_KEY, EngineSettings
 from guarded_serve.timing.reader import cycles, find_files
 from guarded_serve.timing.record import Cycle
+from guarded_serve.timing.totals import Totals
 from tests.support.bare_sglang import Server, serve
 from tests.support.toy import ToyPair, make_pair
 
@@ -40,6 +41,13 @@ class Marked:
             assert time.monotonic() < deadline, "no beat"
             time.sleep(0.05)
         return [cycle for path in find_files([self.folder / "cycles"]) for cycle in cycles(path)]
+
+    def totals(self) -> Totals:
+        """As far as the scheduler has told them."""
+        told = Totals()
+        for event in self.of("totals"):
+            told = told.updated(event["totals"])
+        return told
 
     def switch(self, on: bool) -> None:
         """Switch the clock and wait for a beat that says so."""

@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from guarded_serve.timing.totals import Totals
 from tests.engine.conftest import marked_server
 from tests.support.bare_sglang import eagle3_flags
 from tests.support.toy import ToyPair
@@ -56,11 +55,11 @@ def test_accounts_close(tmp_path: Path, toy: ToyPair) -> None:
     retraction = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "25"}
     with marked_server(tmp_path, toy.target, eagle3_flags(toy.drafter, 3, 1, 4), **retraction) as marked:
         before = len(marked.records())
-        prefill_before = Totals.from_mapping(marked.of("beat")[-1]["totals"]).prefill_tokens
+        prefill_before = marked.totals().prefill_tokens
         with ThreadPoolExecutor(AT_ONCE) as pool:
             meta = list(pool.map(lambda number: _request(marked.server.url, number), range(REQUESTS)))
         records = marked.records()[before:]
-        beat = marked.of("beat")[-1]
+        beat, totals = marked.of("beat")[-1], marked.totals()
         log = (tmp_path / "log").read_text()
     reasons = [entry["finish_reason"]["type"] for entry in meta]
     assert "Testing retraction" in log
@@ -70,7 +69,7 @@ def test_accounts_close(tmp_path: Path, toy: ToyPair) -> None:
     rows = sum(len(record.kept()) for record in records)
     assert rows == sum(entry.get("spec_verify_ct", 0) for entry in meta)
 
-    prefill = Totals.from_mapping(beat["totals"]).prefill_tokens - prefill_before
+    prefill = totals.prefill_tokens - prefill_before
     accepted = sum(sum(record.kept()) for record in records)
     cut = sum(record.cut for record in records)
     assert prefill > REQUESTS * 0.9, "one a request that was not cancelled before, and one after each retraction"

@@ -18,7 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY
-from guarded_serve.timing.totals import Totals
 from tests.engine.conftest import Marked, marked_server
 from tests.support.bare_sglang import eagle3_flags, serve
 from tests.support.toy import ToyPair
@@ -120,10 +119,9 @@ def test_requests_at_once_show_in_sglangs_own_metrics(eagle3: Marked) -> None:
     assert verify_s == pytest.approx(sum(record.verify_ms or 0 for record in records) / 1e3, rel=1e-3)
 
 
-def test_the_last_beat_carries_the_totals(eagle3: Marked) -> None:
+def test_the_totals_are_told(eagle3: Marked) -> None:
     records = eagle3.records()
-    beat = eagle3.of("beat")[-1]
-    totals = Totals.from_mapping(beat["totals"])
+    beat, totals = eagle3.of("beat")[-1], eagle3.totals()
     assert sum(entry.rows for entry in totals.speculative.values()) == sum(len(record.kept()) for record in records)
     assert (beat["dropped"], beat["lost"], beat["faults"], beat["problem"]) == (0, 0, 0, "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def _lose(economy: Economy) -> list[Any]:
     for window in range(4):
         for _ in range(300):
             totals.add(cycle)
-        economy.beat({"rank": 0, "t": 1000.0 + 10 * window, "totals": totals.to_mapping()})
+        economy.totals({"rank": 0, "t": 1000.0 + 10 * window, "left": 0, "totals": totals.to_mapping()})
         said.append(economy.take()[1])
     return [verdict for verdict in said if verdict is not None]
 
@@ -62,3 +63,23 @@ def test_without_a_usable_record_the_reason_is_unknown(tmp_path: Path, content: 
         record.write_text(content)
     (verdict,) = _lose(Economy(_profile(record, baseline_tok_s={1: 82.0}), lambda: "serving"))
     assert verdict.reason is Reason.UNKNOWN
+
+
+def test_what_eight_ranks_told_stays_small() -> None:
+    """The launcher as a whole may take 60 MB; forty batch sizes come up, one of them runs at a time."""
+    economy, sizes = Economy(_profile(None), lambda: "serving"), range(1, 41)
+    cycle = Cycle(0.0, 0, 1, 1, 3, 4, 2.0, 20.0, 2.0, 25.0, 30.0, [2], "cuda-event")
+    totals = Totals()
+    for bs in sizes:
+        totals.add(cycle._replace(bs=bs, accept=[2] * bs))
+    for rank in range(8):
+        economy.totals(json.loads(json.dumps({"rank": rank, "t": 0.0, "left": 0, "totals": totals.to_mapping()})))
+    tracemalloc.start()
+    try:
+        for second in range(1, 700):
+            text = json.dumps({"t": 1.0 * second, "left": 0, "totals": totals.part([(False, sizes[second // 5 % 40])])})
+            for rank in range(8):
+                economy.totals({"rank": rank, **json.loads(text)})
+        assert tracemalloc.get_traced_memory()[0] < 3e6
+    finally:
+        tracemalloc.stop()

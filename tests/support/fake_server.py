@@ -157,7 +157,8 @@ def _child(scenario: Scenario, role: str) -> None:
             eaten.append(os.urandom(1 << 20) * 16)
         time.sleep(scenario.beat_s if scenario.beats and role == "scheduler" else 3600)
         cycles += scenario.cycles_per_s
-        _tell("beat", dropped=0, totals=_totals(cycles, scenario.running), busy=scenario.running > 0, forwards=cycles)
+        _tell("beat", dropped=0, busy=scenario.running > 0, paused=False, forwards=cycles)
+        _tell("totals", totals=_totals(cycles, scenario.running), left=0)
         if not scenario.children_outlive and os.getppid() == 1:
             os._exit(0)
         assert mapped is None or mapped

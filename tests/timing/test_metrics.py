@@ -22,12 +22,13 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 @pytest.fixture
 def samples() -> Samples:
     """Ten cycles of two requests, one row of one of them dropped; baseline 164 tok/s at batch size 2."""
-    live, totals = Live({2: 164.0}), Totals()
+    live, totals = Live({2: 164.0}, kept_s=60), Totals()
     for number in range(10):
         totals.add(CYCLE if number else CYCLE._replace(dropped=[1]))
     totals.prefill_tokens = 5
     losses = {"dropped": 3, "lost": 1, "faults": 0}
-    live.beat({"event": "beat", "t": 1.0, "rank": 0, **losses, "totals": totals.to_mapping()})
+    live.beat({"event": "beat", "t": 1.0, "rank": 0, **losses})
+    live.totals({"event": "totals", "t": 1.0, "rank": 0, "left": 0, "totals": totals.to_mapping()})
     collector = EngineCollector(live, threading.Lock(), lambda: "serving", lambda: True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -81,4 +82,4 @@ def test_a_taken_port_is_an_error() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(OSError, match="in use"):
-            serve("127.0.0.1", taken.getsockname()[1], EngineCollector(Live({}), threading.Lock(), str, bool))
+            serve("127.0.0.1", taken.getsockname()[1], EngineCollector(Live({}, kept_s=60), threading.Lock(), str, bool))

@@ -1,4 +1,4 @@
-"""Totals by batch size: what a beat carries."""
+"""Totals by batch size: what a scheduler tells after its beats."""
 
 from __future__ import annotations
 
