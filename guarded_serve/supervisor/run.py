@@ -380,7 +380,7 @@ class Supervisor:
         if number is signal.SIGHUP and not self._hang_up_stops:
             self._on_reload()
             return
-        if self._state is State.FAILED and "restart" in self._timers:
+        if "restart" in self._timers:
             self._cancel("restart")
             self._finish(State.STOPPED, ExitCode.OK, f"{number.name} while a restart was waited for")
             return
@@ -408,6 +408,9 @@ class Supervisor:
         self._notify.extend(limit + _KILL_S + 5)
         launch.draining = True
         launch.child.note_shared_memory()
+        if launch.child.server_pid is None:
+            self._kill()  # its process is about to be made: there is nothing to ask yet
+            return
         launch.child.terminate()
         self._later("drain", limit, self._on_drain_deadline)
 
@@ -473,13 +476,15 @@ class Supervisor:
         self._later("kill", _KILL_S, self._on_unkillable)
 
     def _on_gone(self, removed: list[str]) -> None:
+        if self._launch is None:
+            return  # told twice: the sentinel's own death is the loss and the end in one
         self._cancel("kill", "drain", "status")
         self._show_folded()
         if removed:
             self._lines.info("removed from shared memory: " + ", ".join(removed))
-        address = self._launch.address if self._launch is not None else None
+        address = self._launch.address
         self._close_launch()
-        if address is not None and ready.listens(address):
+        if ready.listens(address):
             self._lines.warning(f"another process answers on {address.url}")
         if self._state is State.DRAINING:
             self._finish(State.STOPPED, ExitCode.OK, "nothing of the server is left")
@@ -537,7 +542,8 @@ class Supervisor:
         if read is None:
             self._lines.warning("SIGHUP: there is no profile to read again")
             return
-        self._notify.reloading()
+        if self._state is State.SERVING:  # before, READY=1 would be a lie
+            self._notify.reloading()
         self._lines.info("SIGHUP: reading the profile again")
         self._loop.in_thread(read, self._on_reloaded)
 
@@ -558,7 +564,8 @@ class Supervisor:
             self._deployment = change.deployment
         else:
             self._lines.error(f"the profile was not taken: {result}", remedy="`guarded-serve check` says what is wrong")
-        self._notify.send(READY=1, STATUS=f"{self._state.value if self._state else ''}")
+        if self._state is State.SERVING:
+            self._notify.send(READY=1, STATUS=self._state.value)
 
 
 def _how_to_try(launch: Launch, model: str) -> tuple[str, ...]:

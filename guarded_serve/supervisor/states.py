@@ -28,7 +28,7 @@ _FOLLOWERS = {
     State.DRAINING: {State.STOPPED},
     State.FAILED: {State.PREFLIGHT, State.STOPPED},  # an in-process restart, or a stop while it is waited for
     State.STOPPED: set(),
-    State.REFUSED: {State.PREFLIGHT},  # "serve-without-drafter" starts again
+    State.REFUSED: {State.PREFLIGHT, State.STOPPED},  # "serve-without-drafter" starts again, unless it is stopped
 }
 
 

@@ -146,6 +146,16 @@ def test_a_process_that_dies_while_a_hang_is_looked_at(tmp_path: Path, dies: str
         assert server.left() == []
 
 
+def test_a_killed_sentinel_is_one_restart(tmp_path: Path) -> None:
+    with Supervised(tmp_path, profile={"supervise": {"restarts": 3}}) as server:
+        pid = int(server.wait_for(r"state=starting pid=\d+").rpartition("=")[2])
+        server.wait_for("state=serving")
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: server.states().count("serving") == 2, 15), server.text()
+        assert "restart 1 of 3" in server.text()
+        assert "restart 2 of 3" not in server.text()
+
+
 def test_a_drafter_that_was_swapped_is_refused_at_the_restart(tmp_path: Path) -> None:
     profile = {"supervise": {"restarts": 3}}
     with Supervised(tmp_path, None, profile, gates=(0, 65)) as server:

@@ -243,6 +243,16 @@ def test_sigterm_while_starting(tmp_path: Path, ignored: bool) -> None:
         assert server.left() == []
 
 
+def test_sigterm_before_the_server_has_a_process(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"start_s": 60, "ignore_sigterm": True}, sentinel_s=2.0) as server:
+        server.wait_for("state=starting")
+        server.send(signal.SIGTERM)
+        assert server.end(8) == 0  # and not after the ten seconds that a start has to end
+        assert "killing it" not in server.text()
+        assert server.states() == ["preflight", "starting", "draining", "stopped"]
+        assert server.left() == []
+
+
 @pytest.mark.parametrize("at", ["starting", "serving"])
 def test_nothing_outlives_a_killed_launcher(tmp_path: Path, at: str) -> None:
     scenario = {

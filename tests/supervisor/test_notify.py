@@ -83,6 +83,19 @@ def test_the_watchdog_is_not_fed_when_a_restart_makes_no_progress(tmp_path: Path
         assert [at for at in systemd.times("WATCHDOG=1") if at > stopped + 1.5] == []
 
 
+def test_a_reload_is_told_while_it_serves_only(tmp_path: Path, systemd: Listener) -> None:
+    with Supervised(tmp_path, gate_s=4.0, environment=systemd.environment) as server:
+        server.wait_for("state=preflight")
+        server.send(signal.SIGHUP)
+        server.wait_for("in force now: supervise.hang_s = 77")
+        assert server.states() == ["preflight"]
+        assert systemd.count("READY=1") == systemd.count("RELOADING=1") == 0
+        server.wait_for("state=serving")
+        server.send(signal.SIGHUP)
+        assert wait_until(lambda: systemd.count("READY=1") == 2)
+        assert systemd.count("RELOADING=1") == 1
+
+
 def test_systemd_waits_while_the_gates_run(tmp_path: Path, systemd: Listener) -> None:
     with Supervised(tmp_path, gate_s=60.0, environment=systemd.environment) as server:
         server.wait_for("state=preflight")

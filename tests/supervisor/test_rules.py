@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ from guarded_serve.supervisor.fold import PASSED, Folder
 from guarded_serve.supervisor.lines import Format, Lines
 from guarded_serve.supervisor.loop import Loop
 from guarded_serve.supervisor.output import Output
+from guarded_serve.supervisor.preflight import Gate
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.reload import what_changes
 from guarded_serve.supervisor.restarts import Restarts
+from guarded_serve.supervisor.run import Options, Supervisor
 from guarded_serve.supervisor.secrets import KEY_FILE_VARIABLE, out_of_sight, with_api_key
 from guarded_serve.supervisor.states import ENDS, State, may_follow
 
@@ -132,6 +135,21 @@ def test_reload_changes_limits_at_once_and_the_rest_later() -> None:
     assert change.limits.hang_s == 60
     assert change.deployment.profile.timing.keep == 40
     assert change.deployment.get("port") == 30000
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.REFUSED])
+def test_a_stop_between_an_end_and_its_restart_is_heeded(state: State, tmp_path: Path) -> None:
+    with Loop() as loop, (tmp_path / "out").open("wb") as file:
+
+        def preflight(_: Deployment) -> Gate:
+            raise AssertionError("it started again")
+
+        supervisor = Supervisor(loop, deployment(), preflight, Options(), Output(loop, file.fileno()))
+        supervisor._state = state
+        supervisor._later("restart", 0, supervisor._restart)
+        supervisor._on_signal(signal.SIGTERM)
+        assert supervisor._state is State.STOPPED
+        assert supervisor._timers == {}
 
 
 def test_states_follow_each_other_as_documented() -> None:

@@ -24,7 +24,7 @@ from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Outcome, Report, Severity, Status
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
-from guarded_serve.supervisor import crash
+from guarded_serve.supervisor import crash, sentinel
 from guarded_serve.supervisor.lines import Format
 from guarded_serve.supervisor.preflight import Gate
 from guarded_serve.supervisor.probing import Probed
@@ -77,6 +77,7 @@ class Supervised:
         probe: Mapping[str, Any] | None = None,
         before: list[str] | None = None,
         dump_s: float | None = None,
+        sentinel_s: float = 0.0,
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -94,6 +95,7 @@ class Supervised:
             "wild_clock": wild_clock,
             "probe": probe,
             "dump_s": dump_s,
+            "sentinel_s": sentinel_s,
         }
         if "--api-key" in arguments:
             request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
@@ -200,6 +202,14 @@ def _run(request: dict[str, Any]) -> int:
 
     if request.get("dump_s") is not None:  # py-spy takes its time with a process that hangs
         crash.dump_stacks = lambda *_: time.sleep(request["dump_s"])
+
+    if request.get("sentinel_s"):  # it needs a while to come up
+        late = Path(request["scenario"]["pid_file"]).with_name("late_sentinel.py")
+        late.write_text(
+            f"import runpy, time; time.sleep({request['sentinel_s']})\n"
+            f"runpy.run_path({sentinel.script()!r}, run_name='__main__')\n"
+        )
+        sentinel.script = lambda: str(late)
 
     def preflight(_: Deployment) -> Gate:
         time.sleep(request["gate_s"])
