@@ -22,6 +22,7 @@ from guarded_serve.engine_rules.settings import (
     DraftShape,
     context_length,
     default_shape,
+    forced_dtype,
     raises_on_longer_context,
     runtime_dtype,
 )
@@ -331,20 +332,28 @@ def served_context(self: Check, facts: Facts) -> Iterator[Finding]:
     source="sglang 3431, SpecForge 231; _get_and_verify_dtype",
 )
 def dtype(self: Check, facts: Facts) -> Iterator[Finding]:
-    """Target and drafter compute in one dtype."""
-    setting = facts.deployment.get("dtype")
-    config = drafter_config(facts)
-    theirs = runtime_dtype(target_config(facts), setting)
-    ours = runtime_dtype(config, setting)
-    if theirs != ours:
-        stored = config.dtype or "absent, which means float32"
+    """A drafter that takes the target's hidden states computes in the target's dtype."""
+    config, target, algorithm = drafter_config(facts), target_config(facts), models(facts).algorithm
+    if algorithm not in ("EAGLE3", "EAGLE"):
+        raise Skip(f"the rule is for drafters that take hidden states; the algorithm is {algorithm}")
+    setting = forced_dtype(target) or facts.deployment.get("dtype")
+    theirs, ours = runtime_dtype(target, setting), runtime_dtype(config, setting)
+    if theirs == ours:
+        return
+    stored = config.dtype or "absent, which means float32"
+    message = f"SGLang would run the target in {theirs} and the drafter in {ours} (its config.json's dtype is {stored})"
+    evidence = {"expected": theirs, "found": ours, "where": str(config.path)}
+    if target.dtype is None:
+        yield self.warning(
+            f"{message}, if it takes the target's absent dtype for float32",
+            remedy="set dtype, so that both run in one",
+            **evidence,
+        )
+    else:
         yield self.error(
-            f"SGLang would run the target in {theirs} and the drafter in {ours} (its config.json's dtype is {stored}): "
-            "the target's hidden states would not fit its matrices",
-            expected=theirs,
-            found=ours,
-            where=str(config.path),
+            f"{message}: the target's hidden states would not fit its matrices",
             remedy=f"set dtype to {theirs}, or correct the drafter's config.json",
+            **evidence,
         )
 
 

@@ -20,21 +20,30 @@ _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_
 _LLAMA_MAX_POSITIONS = 2048  # transformers' LlamaConfig
 
 
+FORCED_DTYPES = {"MistralLarge3ForCausalLM": "bfloat16", "PixtralForConditionalGeneration": "bfloat16"}
+"""Targets for which SGLang sets `--dtype` whatever is asked for, and so for the drafter too
+(arg_groups/model_override_base.py; 0.5.17: arg_groups/overrides.py)."""
+
+
+def forced_dtype(target: ModelConfig) -> str | None:
+    """What SGLang puts in the place of `--dtype` for a target's class, or None where it leaves it alone."""
+    quantization = target.raw.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    if target.architecture == "GptOssForCausalLM" and method == "mxfp4":
+        return "bfloat16"  # arg_groups/model_overrides/gpt_oss.py
+    return FORCED_DTYPES.get(target.architecture or "")
+
+
 def runtime_dtype(config: ModelConfig, setting: str | None) -> str:
     """The dtype that SGLang computes in: `--dtype`, or with ``auto`` the config's, float32 becoming float16."""
     names = {"half": "float16", "float": "float32"}
     wanted = (setting or "auto").lower()
     if wanted != "auto":
         return names.get(wanted, wanted)
-    own = config.dtype or _decoder_less_dtype(config) or "float32"
+    own = config.dtype or "float32"
     if own != "float32":
         return own
     return "bfloat16" if (config.model_type or "").startswith("gemma") else "float16"
-
-
-def _decoder_less_dtype(config: ModelConfig) -> str | None:
-    value = config.raw.get("dtype") or config.raw.get("torch_dtype")
-    return value.removeprefix("torch.") if isinstance(value, str) else None
 
 
 def context_length(config: ModelConfig) -> int:

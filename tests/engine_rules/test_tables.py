@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from guarded_serve.engine_rules.capture import _RULES, Shift, known_targets, shift_rule
+from guarded_serve.checkpoint.config import parse_config
+from guarded_serve.engine_rules.capture import Shift, known_targets, shift_rule
 from guarded_serve.engine_rules.self_draft import _CLASSES, drafts_itself
-from guarded_serve.engine_rules.settings import raises_on_longer_context
+from guarded_serve.engine_rules.settings import FORCED_DTYPES, forced_dtype, raises_on_longer_context
 from guarded_serve.engine_rules.versions import Version, parse_version
 from guarded_serve.profile.sglang_parser import installed_version
 
@@ -177,6 +178,41 @@ def test_context_length_of_the_drafter(version: str, srt: Path) -> None:
     assert hands_over is raises_on_longer_context(parsed(version), explicit=False)
 
 
-def test_the_tables_are_sorted_by_nothing_hidden() -> None:
-    assert len(_RULES) > 45
-    assert all(shift_rule(name, (0, 5, 23)) is not None for name in _RULES)
+@each_source
+def test_targets_whose_dtype_is_forced(version: str, srt: Path) -> None:
+    """Every override of `dtype` in SGLang's table and override functions is one that the rules know."""
+    constant: dict[str, str] = {}
+    by_function: dict[str, str] = {}
+    for path in (srt / "arg_groups").rglob("*.py"):
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "MODEL_OVERRIDES" and node.value:
+                table = ast.literal_eval(node.value)
+                constant |= {name: settings["dtype"] for name, settings in table.items() if "dtype" in settings}
+            if isinstance(node, ast.FunctionDef):
+                assigned = [
+                    inner
+                    for inner in ast.walk(node)
+                    if isinstance(inner, ast.Assign) and ast.unparse(inner.targets[0]) == "overrides['dtype']"
+                ]
+                for inner in assigned:
+                    for decorator in node.decorator_list:
+                        for name in re.findall(r"'(\w+)'", ast.unparse(decorator)):
+                            by_function[name] = ast.literal_eval(inner.value)
+    assert constant == FORCED_DTYPES
+    assert by_function == {"GptOssForCausalLM": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "method", "forced"),
+    [
+        ("GptOssForCausalLM", "mxfp4", "bfloat16"),
+        ("GptOssForCausalLM", "fp8", None),
+        ("GptOssForCausalLM", None, None),
+        ("LlamaForCausalLM", "mxfp4", None),
+        ("MistralLarge3ForCausalLM", None, "bfloat16"),
+    ],
+)
+def test_forced_dtype(architecture: str, method: str | None, forced: str | None) -> None:
+    quantization = {"quantization_config": {"quant_method": method}} if method else {}
+    config = parse_config({"architectures": [architecture], **quantization}, Path("config.json"))
+    assert forced_dtype(config) == forced

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tests.support.checkpoints import (
@@ -162,6 +163,27 @@ CASES["A float16 beside bfloat16"] = lambda: Case(eagle(architectures=["LlamaFor
 CASES["A float16 beside bfloat16, dtype set"] = lambda: Case(
     eagle(architectures=["LlamaForCausalLMEagle3"]), settings={"dtype": "bfloat16"}
 )
+
+
+def dtype_less(architecture: str, **config: Any) -> Model:
+    """A target whose config.json says no dtype, as gpt-oss has none."""
+    model = target(architectures=[architecture], **config)
+    del model.config["torch_dtype"]
+    return model
+
+
+CASES["A dtype forced: gpt-oss"] = lambda: Case(
+    drafter(), dtype_less("GptOssForCausalLM", quantization_config={"quant_method": "mxfp4"})
+)
+CASES["A dtype forced: Mistral Large 3"] = lambda: Case(drafter(), dtype_less("MistralLarge3ForCausalLM"))
+CASES["A dtype forced on a float16 drafter"] = lambda: Case(
+    drafter(torch_dtype="float16", eagle_config=KIMI_IDS), target(architectures=["MistralLarge3ForCausalLM"])
+)
+CASES["A dtype of the target absent"] = lambda: Case(drafter(), dtype_less("LlamaForCausalLM"))
+CASES["A dtype under STANDALONE"] = lambda: Case(
+    target(layers=2, hidden=16, torch_dtype="float16"), settings={"algorithm": "STANDALONE"}
+)
+CASES["A dtype under EAGLE"] = lambda: Case(eagle_1(torch_dtype="float16"), settings={"algorithm": "EAGLE"})
 CASES["A short context"] = lambda: Case(
     eagle(architectures=["LlamaForCausalLMEagle3"], max_position_embeddings=64), half_target()
 )
@@ -274,6 +296,24 @@ def optimizer(**config: Any) -> Model:
 
 
 CASES["G Model-Optimizer"] = lambda: Case(optimizer())
+
+
+def by_frequency(order: int = 5, *, mask: bool = False, spoil: Callable[[list[int]], None] = lambda ids: None) -> Case:
+    """As calibrate_frequent_vocab writes it: mapping[i] = most_common[i] - i."""
+    model = optimizer()
+    ids = kept_ids()
+    Random(order).shuffle(ids)
+    spoil(ids)
+    model.tensors["d2t"] = Data("I64", (len(ids),), [token - i for i, token in enumerate(ids)])
+    if mask:
+        model.tensors["t2d"] = maps(ids)["t2d"]
+    return Case(model)
+
+
+CASES["G frequency order"] = by_frequency
+CASES["G frequency order, beside a mask"] = lambda: by_frequency(mask=True)
+CASES["G frequency order, a token twice"] = lambda: by_frequency(spoil=lambda ids: ids.__setitem__(3, ids[30]))
+CASES["G frequency order, out of range"] = lambda: by_frequency(spoil=lambda ids: ids.__setitem__(3, 96))
 CASES["G Model-Optimizer, full vocabulary"] = lambda: Case(optimizer(draft=TARGET_VOCABULARY))
 
 
