@@ -62,15 +62,7 @@ def _card_memory(self: Check, found: GpuFacts, gpu: Gpu, seen: Memory, facts: Fa
 
 def _mig_memory(self: Check, gpu: Gpu, uuid: str, limit: int) -> Iterator[Finding]:
     mig = next(one for one in gpu.mig_devices if one.uuid == uuid)
-    if mig.memory.value is None:
-        yield self.error(
-            f"{uuid} on {gpu.label}: its memory cannot be read ({mig.memory.error})",
-            expected="a value",
-            found=mig.memory.error,
-            where=uuid,
-            exit_code=ExitCode.UNFIT,
-        )
-    elif mig.memory.value.used > limit:
+    if mig.memory.value is not None and mig.memory.value.used > limit:  # `gpu.readable` refuses one without a value
         yield self.error(
             f"{uuid} on {gpu.label} is not empty: {mib(mig.memory.value.used)} in use, at most {mib(limit)} allowed",
             expected=f"at most {mib(limit)} used",
@@ -113,7 +105,7 @@ def processes(self: Check, facts: Facts) -> Iterator[Finding]:
     for gpu, device in found.chosen:
         if device.mig:
             mine = next(one for one in gpu.mig_devices if one.uuid == device.uuid)
-            listed: tuple[GpuProcess, ...] = mine.compute.value or ()
+            listed: tuple[GpuProcess, ...] = mine.compute.value or ()  # `gpu.readable` refuses a failed question
         else:
             listed = (gpu.compute.value or ()) + (gpu.mps.value or ())
         by_pid = {holder.process.pid: holder for holder in found.holders.holders}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
+from typing import Any
 
 from guarded_serve.checks.gpu_common import chosen, gpu_facts
 from guarded_serve.checks.interface import Check, check
@@ -151,8 +152,9 @@ def lost(self: Check, facts: Facts) -> Iterator[Finding]:
 @check("gpu.readable", needs=("gpu.driver", "gpu.choice"), source="gpud 80; DCGM 263", exit_code=ExitCode.UNFIT)
 def readable(self: Check, facts: Facts) -> Iterator[Finding]:
     """Every field of every chosen GPU was read, or is Not Supported: a failed question is not a healthy answer."""
+    uuids = {device.uuid for _, device in gpu_facts(facts).chosen if device.mig}
     for gpu in chosen(facts):
-        failed = dict(_failures(gpu))
+        failed = dict(_failures(gpu, uuids))
         if failed:
             yield self.error(
                 f"{gpu.label}: the driver could not read {', '.join(failed)} ({next(iter(failed.values()))})",
@@ -175,7 +177,7 @@ def readable(self: Check, facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _failures(gpu: Gpu) -> Iterator[tuple[str, str]]:
+def _failures(gpu: Gpu, mig_uuids: Collection[str]) -> Iterator[tuple[str, str]]:
     for name, answer in zip(("UUID", "name", "PCI address"), gpu.identity, strict=False):
         if answer.state is not State.VALUE:
             yield name, answer.error
@@ -185,6 +187,13 @@ def _failures(gpu: Gpu) -> Iterator[tuple[str, str]]:
             if gpu.mig_enabled and value.code == _NO_PERMISSION:
                 continue  # the parent of MIG devices does not tell what they do
             yield one.name.replace("_", " "), value.error
+    for mig in gpu.mig_devices:
+        if mig.uuid in mig_uuids:
+            # No MIG device has memory of the system's, so Not Supported is no answer either.
+            asked: tuple[tuple[str, Reading[Any]], ...] = (("memory", mig.memory), ("compute processes", mig.compute))
+            for what, told in asked:
+                if told.state is not State.VALUE:
+                    yield f"{what} of {mig.uuid}", told.error
 
 
 CHECKS = (driver, driver_version, choice, lost, readable)

@@ -19,7 +19,11 @@ PROC = Path("/proc")
 SGLANG_TITLE = "sglang::"
 _CONTAINER = re.compile(r"(?:^|[/:-])((?:docker|libpod|crio|cri-containerd)-)?([0-9a-f]{64})(?:\.scope)?(?:$|/)")
 _PYTHONS = ("python", "pypy")
-_INITS = ("init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runsvdir", "pause")
+_REAPERS = (
+    "init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "runsvdir", "pause",
+    "containerd-shim", "containerd-shim-runc-v1", "containerd-shim-runc-v2", "conmon", "conmon-rs",
+)  # fmt: skip
+"""Programs that take over orphans (init of a container or session, or PR_SET_CHILD_SUBREAPER), by file name."""
 _UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
 
 
@@ -62,13 +66,14 @@ class Process:
 
     @property
     def adopts_orphans(self) -> bool:
-        """Whether it is an init or another reaper, and so cannot be the Python program that spawned a scheduler."""
-        if self.exe is not None:
-            return not Path(self.exe).name.startswith(_PYTHONS)
-        name = Path(self.title.split(" ")[0] or "?").name
+        """Whether it is an init or another reaper, and so cannot be the program that spawned a scheduler.
+
+        Python can be embedded in any other program (Triton's `triton_python_backend_stub`), which then is the server.
+        """
+        name = Path(self.exe or self.title.split(" ")[0] or "?").name.removesuffix(" (deleted)")
         if self.pid == 1:
-            return not name.startswith(_PYTHONS) and "sglang" not in self.title
-        return name in _INITS
+            return not name.startswith(_PYTHONS) and (self.exe is not None or "sglang" not in self.title)
+        return name in _REAPERS
 
     def describe(self) -> str:
         """One phrase that a person can act on."""

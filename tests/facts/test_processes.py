@@ -131,6 +131,23 @@ def test_an_unreadable_init_of_another_name_adopts_orphans(tmp_path: Path) -> No
     assert leftover(_only(proc, 30)).proven
 
 
+@pytest.mark.parametrize(
+    ("exe", "proven"),
+    [
+        ("/opt/tritonserver/backends/python/triton_python_backend_stub", False),  # Python embedded: it is the server
+        ("/usr/bin/tmux", False),
+        (None, False),
+        ("/usr/bin/containerd-shim-runc-v2", True),
+        ("/usr/libexec/podman/conmon", True),
+        ("/usr/lib/systemd/systemd (deleted)", True),  # updated while it runs
+    ],
+)
+def test_only_known_reapers_adopt_orphans(proc: FakeProc, exe: str | None, proven: bool) -> None:
+    proc.add(29, "serve --model x", parent=1, exe=exe)
+    proc.add(30, "sglang::scheduler", parent=29, files=nvidia(0))
+    assert leftover(_only(proc, 30)).proven is proven
+
+
 def test_an_ordinary_program_is_never_a_leftover(proc: FakeProc) -> None:
     proc.add(30, "python train.py", parent=1, files=nvidia(0))
     proc.add(31, "python sglang::scheduler", parent=1, files=nvidia(1))

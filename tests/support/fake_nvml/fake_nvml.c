@@ -1,7 +1,8 @@
 /* A libnvidia-ml.so.1 whose answers come from a script, so that the real pynvml and the real probe run in tests.
  *
  * FAKE_NVML names an INI file. `[system]` and `[gpu N]` sections hold values; `[gpu *]` holds what every GPU shares.
- * A key that is a function's name scripts that call: `error N` returns N, `hang` never returns, `die` aborts.
+ * A key that is a function's name scripts that call: `error N` returns N, `hang` never returns, `die` aborts;
+ * `mig.` and the name, the call for the MIG devices of a card.
  * Functions that WITHOUT names at compile time (-DOLD_DRIVER) do not exist, as in a driver from before R510.
  */
 #include <stdio.h>
@@ -86,7 +87,9 @@ static int scripted(const char *value) {
 #define IS_MIG(handle) (((Handle *)(handle))->mig >= 0)
 #define GPU_CALL(handle) /* a script for a card is not one for its MIG devices */                                \
     do {                                                                                                         \
-        int code_ = IS_MIG(handle) ? SUCCESS : scripted(of_gpu(GPU(handle), __func__));                          \
+        char key_[128];                                                                                          \
+        snprintf(key_, sizeof key_, "%s%s", IS_MIG(handle) ? "mig." : "", __func__);                             \
+        int code_ = scripted(of_gpu(GPU(handle), key_));                                                         \
         if (code_) return code_;                                                                                 \
     } while (0)
 
@@ -277,8 +280,8 @@ static const char *mig_processes(void *handle) {
 }
 #define LIST(function, key)                                                                                      \
     int function##_v3(void *handle, unsigned *count, Process *out) {                                             \
-        if (IS_MIG(handle)) return processes(mig_processes(handle), count, out);                   \
         GPU_CALL(handle);                                                                                        \
+        if (IS_MIG(handle)) return processes(mig_processes(handle), count, out);                                 \
         return processes(of_gpu(GPU(handle), key), count, out);                                                  \
     }
 #else
