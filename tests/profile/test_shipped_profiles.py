@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ def test_speculative_settings_are_complete_and_fit_each_other(name: str) -> None
     assert (topk, tokens) == (1, steps + 1)  # SGLang would force it silently
     assert deployment.is_set("speculative_draft_model_path") is (name != "deepseek-nextn")
     assert deployment.profile.probe.min_accept_length <= steps + 1
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "demo-cpu"])
+def test_the_cycle_log_lies_where_the_shipped_unit_lets_it(name: str) -> None:
+    """ProtectSystem=strict leaves an instance its own folder of logs only, and no two share one."""
+    unit = (FOLDER.parent / "systemd/guarded-serve@.service").read_text()
+    assert "ProtectSystem=strict" in unit
+    (folder,) = re.findall(r"^LogsDirectory=(.*)$", unit, re.MULTILINE)
+    directory = resolved(name).deployment.profile.timing.directory
+    assert directory == (None if name == "no-drafter" else Path("/var/log", folder.replace("%i", name)))
 
 
 def test_the_demo_runs_the_committed_pair_on_the_cpu() -> None:

@@ -59,12 +59,12 @@ def configure(systemd: Systemd, pair: ToyPair, port: int, *lines: str) -> None:
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": 4,
     }
-    text = "[engine]\ncpu_kernels = true\n[probe]\nenabled = false\n[gpus]\nwait_s = 20\n[supervise]\ndrain_s = 30\n[server]\n"
+    text = "[engine]\ncpu_kernels = true\n[probe]\nenabled = false\n[gpus]\nwait_s = 20\n[supervise]\ndrain_s = 30\n"
+    text += '[timing]\ndirectory = "/var/log/guarded-serve/engine"\n[server]\n'
     text += "".join(f"{name} = {json.dumps(value)}\n" for name, value in flags.items())
     profile = "/run/engine.toml"
     systemd.run("sh", "-c", 'printf %s "$1" >"$2"', "sh", text, profile)
     command = shlex.join([sys.executable, "-m", "guarded_serve.launch_server", "--profile", profile])
-    command += " --guard-cycles /var/log/guarded-serve/engine"
     own = ["[Service]", "ExecStart=", f"ExecStart={command}", "User=root", "Group=root", "PrivateTmp=no"]
     systemd.install(f"{UNIT}.d/test.conf", "\n".join([*own, f"Environment=PYTHONPATH={ROOT}", *lines, ""]))
 
