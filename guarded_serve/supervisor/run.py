@@ -290,7 +290,7 @@ class Supervisor:
             self._clock.moved()
         lines = self._redactor.block(block)[:-1].split(b"\n")
         kept = self._folder.keep(lines)
-        if len(kept) < len(lines) and "fold" not in self._timers:
+        if "fold" not in self._timers:  # a window begins with its first line
             self._later("fold", WINDOW_S, self._show_folded)
         self._lines.server(kept)
         if self._output.full and self._launch is not None:

@@ -14,8 +14,17 @@ import pytest
 from guarded_serve.engine_link import ENVIRONMENT_KEY, EngineSettings
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
+from guarded_serve.supervisor import run
 from guarded_serve.supervisor.environment import server_environment
+from guarded_serve.supervisor.fold import PASSED
+from guarded_serve.supervisor.loop import Loop
+from guarded_serve.supervisor.output import Output
+from guarded_serve.supervisor.preflight import Gate
 from tests.support.supervised import Supervised, alive, wait_until
+
+
+def _never(_: Deployment) -> Gate:
+    raise AssertionError("no start was asked for")
 
 
 def ready(server: Supervised) -> None:
@@ -299,11 +308,13 @@ def test_the_log_keeps_its_order_and_text(tmp_path: Path) -> None:
 
 
 def test_event_socket_gone(tmp_path: Path) -> None:
-    with Supervised(tmp_path) as server:
+    """No beat comes any more; generations do, so it is well. Longer than hang_s."""
+    quick = {"supervise": {"hang_s": 4.0, "probe_interval_s": 1.0}}
+    with Supervised(tmp_path, profile=quick) as server:
         ready(server)
-        for path in server.run_base.glob("*/events.sock"):
-            path.unlink()
-        time.sleep(0.5)
+        removed = [path.unlink() for path in server.run_base.glob("*/events.sock")]
+        assert len(removed) == 1
+        time.sleep(7)
         assert server.process.poll() is None
         server.send(signal.SIGTERM)
         assert server.end() == 0
@@ -352,6 +363,32 @@ def test_a_flood_of_lines_is_passed_on_fast(tmp_path: Path) -> None:
         assert numbers == sorted(numbers)
         assert numbers[:100] == list(range(100))
         assert len(numbers) < 2000
+
+
+def test_slow_lines_of_one_template_are_no_flood_and_floods_later_are_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "WINDOW_S", 0.5)
+    path = tmp_path / "out"
+    deployment = Deployment(profile=Profile(), profile_path=None, server={}, defaults={}, arguments=(), environment={})
+    with Loop() as loop, path.open("wb") as file:
+        supervisor = run.Supervisor(loop, deployment, _never, run.Options(), Output(loop, file.fileno()))
+
+        def say(number: int) -> None:
+            if number == 15:
+                loop.stop()
+                return
+            # 40 lines of one template each 0.1 s are far below 200 in half a second; and 300 templates of words
+            words = [f"word {chr(97 + number)}{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(300)]
+            block = [*(f"Decode batch {number}.{line}" for line in range(30)), *words]
+            supervisor._on_lines("".join(f"{line}\n" for line in block).encode())
+            loop.call_later(0.1, lambda: say(number + 1))
+
+        say(0)
+        loop.run()
+        assert path.read_text().count("Decode batch") == 15 * 30
+        supervisor._on_lines("".join(f"flood {line}\n" for line in range(1000)).encode())
+        assert path.read_text().count("flood ") == PASSED
 
 
 def test_json_lines(tmp_path: Path) -> None:
