@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from types import FrameType
+from typing import NoReturn
 
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.guard_options import GuardOptions
 from guarded_serve.profile.resolve import resolve_options
+from guarded_serve.profile.sglang_parser import CHILD_DEADLINE_S
 from guarded_serve.supervisor.lines import Format
+from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.preflight import Gate, preflight
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.run import SERVER_COMMAND, Options, supervise
@@ -28,10 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Until the server's end; what to exit with."""
+    # As PID 1, a signal without a handler is not delivered at all. Nothing is started before `supervise`,
+    # which takes the signal over.
+    signal.signal(signal.SIGTERM, _stop)
     from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415 - `--help` needs none of it
     from guarded_serve.smoke.probe import probe, prompts_finding  # noqa: PLC0415
 
     guard = GuardOptions.from_namespace(options)
+    notify = Notify()
+    notify.send(STATUS="reading the profile and SGLang's flags")
+    notify.extend(CHILD_DEADLINE_S + 60)  # the first time, a child imports SGLang for them
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
     if guard.dry_run:
         _show(resolution.findings)
@@ -59,7 +70,14 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"error: the API key cannot be read: {error}", file=sys.stderr)
         return ExitCode.PERMISSION if isinstance(error, PermissionError) else ExitCode.MISSING
-    return supervise(deployment, gate, Options(log_format=log_format, reload=again, probe=probe))
+    try:
+        return supervise(deployment, gate, Options(log_format=log_format, reload=again, probe=probe))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one that comes now must not change the exit code
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(ExitCode.OK)
 
 
 def dry_run(deployment: Deployment) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,44 @@ def test_as_pid_one(tmp_path: Path, end: str) -> None:
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("as_pid_one", [False, pytest.param(True, marks=pytest.mark.root)])
+def test_a_stop_before_anything_is_started(tmp_path: Path, as_pid_one: bool) -> None:
+    """While a child lists SGLang's flags, which takes long the first time; init gets no signal without a handler."""
+    if as_pid_one and NOT_ROOT:
+        pytest.skip("a PID namespace needs root")
+    listing = tmp_path / "listing"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time, pathlib\n"
+        f"if sys.orig_argv[1:2] == ['-c']: pathlib.Path({str(listing)!r}).touch(); time.sleep(60)\n"
+    )
+    notified = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(notified))
+        process = subprocess.Popen(
+            [
+                *(("unshare", "--fork", "--pid", "--mount-proc", "--kill-child") if as_pid_one else ()),
+                *(sys.executable, "-m", "guarded_serve.launch_server", "--model-path", "/none"),
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{tmp_path}:{ROOT}",
+                "XDG_CACHE_HOME": str(tmp_path / "cache"),
+                "NOTIFY_SOCKET": str(notified),
+            },
+        )
+        try:
+            assert wait_until(listing.exists, 30)
+            assert wait_until(lambda: b"EXTEND_TIMEOUT_USEC=240000000" in systemd.recv(4096))
+            pid = process.pid
+            if as_pid_one:
+                pid = int(subprocess.check_output(["pgrep", "-P", str(pid)], text=True))
+            os.kill(pid, signal.SIGTERM)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_zombies_that_are_nobodys_are_reaped() -> None:
