@@ -1,6 +1,6 @@
 """Standard output that never blocks the loop: what a slow reader does not take waits here, up to a limit.
 
-A reader that is gone or a full disk loses lines; it never ends the server.
+A reader that is gone or a full disk loses bytes; it never ends the server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from guarded_serve.supervisor.loop import Loop
 
 LIMIT = 1 << 20  # bytes that may wait before the server's own output is left in its pipe
-_CHUNK = select.PIPE_BUF  # a pipe that polls writable takes so many bytes without blocking
+_MOST = 4 * LIMIT  # bytes that wait at most, whoever goes on writing
 
 
 class Output:
@@ -23,12 +23,16 @@ class Output:
 
     def __init__(self, loop: Loop, descriptor: int = 1) -> None:
         self._loop = loop
-        self._descriptor = descriptor
         self._waiting = bytearray()
         self._registered = False
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLOUT)
         self._regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        own = None if self._regular else _opened_anew(descriptor)
+        self._own = own is not None
+        self._descriptor = descriptor if own is None else own
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLOUT)
+        # What goes in one write: a shared pipe that polls writable takes PIPE_BUF without blocking.
+        self._chunk = 1 << 20 if self._regular else 1 << 16 if self._own else select.PIPE_BUF
         self.gone = False  # nobody reads any more
         self.lost = 0  # bytes that could not be written
         self.on_room: Callable[[], None] | None = None  # called when `full` ends
@@ -40,14 +44,14 @@ class Output:
 
     def write(self, data: bytes) -> None:
         """Write now as much as goes without waiting, the rest later."""
-        if self.gone:
+        if self.gone or len(self._waiting) > _MOST:
             self.lost += len(data)
             return
         self._waiting += data
         self._flush()
 
     def finish(self, seconds: float = 1.0) -> None:
-        """Write what is waiting, for at most so long."""
+        """Write what is waiting, for at most so long. Nothing can be written after it."""
         end = time.monotonic() + seconds
         while self._waiting and not self.gone and time.monotonic() < end:
             self._poll.poll(50)
@@ -55,14 +59,18 @@ class Output:
         if self._registered:
             self._loop.remove(self._descriptor)
             self._registered = False
+        self.gone = True
+        if self._own:
+            os.close(self._descriptor)
+            self._own = False
 
     def _flush(self) -> None:
         was_full = self.full
         sent = 0
         view = memoryview(self._waiting)
         try:
-            while sent < len(view) and (self._regular or self._poll.poll(0)):
-                sent += os.write(self._descriptor, view[sent : sent + (1 << 20 if self._regular else _CHUNK)])
+            while sent < len(view) and (self._regular or self._own or self._poll.poll(0)):
+                sent += os.write(self._descriptor, view[sent : sent + self._chunk])
         except BlockingIOError:
             pass
         except OSError as error:
@@ -81,3 +89,16 @@ class Output:
             self._registered = False
         if was_full and not self.full and self.on_room is not None:
             self.on_room()
+
+
+def _opened_anew(descriptor: int) -> int | None:
+    """The same terminal or pipe, not blocking; None where it cannot be opened again, such as a socket or another
+    user's.
+
+    The descriptor itself stays as it is: others share it. A terminal polls writable with less room than a write
+    needs, so polling alone does not keep a write from blocking.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None

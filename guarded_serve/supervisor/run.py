@@ -43,6 +43,7 @@ _KILL_S = 10.0  # SIGKILL to everything gone; longer means a process that the ke
 _BUSY_RETRY_S = 2.0
 _DUMP_S = 20.0
 _TAIL_SHOWN = 20
+_STALL_S = 5.0  # without a reader, before lines are left out; far below supervise.hang_s
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,8 @@ class Supervisor:
         self._busy_until: float | None = None
         self._instead: Deployment | None = None  # what a failed probe made us serve
         self._kills_before: int | None = None
+        self._unread: int | None = None  # lines left out since a reader stalled; None: somebody reads
+        self._lost_told = 0  # bytes of output
         self._hang_up_stops = any(os.isatty(descriptor) for descriptor in (0, 1, 2))
         output.on_room = self._on_room
 
@@ -289,12 +292,17 @@ class Supervisor:
         if self._clock is not None:
             self._clock.moved()
         lines = self._redactor.block(block)[:-1].split(b"\n")
+        if self._unread is not None:
+            self._unread += len(lines)
+            return
         kept = self._folder.keep(lines)
         if "fold" not in self._timers:  # a window begins with its first line
             self._later("fold", WINDOW_S, self._show_folded)
         self._lines.server(kept)
         if self._output.full and self._launch is not None:
             self._launch.child.pause_output()
+            if "stall" not in self._timers:
+                self._later("stall", _STALL_S, self._on_stalled)
 
     def _show_folded(self) -> None:
         self._cancel("fold")
@@ -302,7 +310,18 @@ class Supervisor:
             text = line.decode(errors="replace")
             self._lines.warning(f"left out {count} more lines like: {text[:200]}", folded=count)
 
+    def _on_stalled(self) -> None:
+        """Nobody reads: the server must not end up waiting for its log, so its lines are counted instead."""
+        self._cancel("stall")
+        self._unread = 0
+        if self._launch is not None:
+            self._launch.child.resume_output()
+
     def _on_room(self) -> None:
+        self._cancel("stall")
+        if self._unread is not None:
+            unread, self._unread = self._unread, None
+            self._lines.warning(f"left out {unread} lines of the server: nobody read them", unread=unread)
         if self._launch is not None:
             self._launch.child.resume_output()
 
@@ -316,6 +335,9 @@ class Supervisor:
 
     def _show_status(self) -> None:
         if self._state in (State.SERVING, State.DRAINING):
+            if self._output.lost > self._lost_told:
+                lost, self._lost_told = self._output.lost - self._lost_told, self._output.lost
+                self._lines.warning(f"{lost} bytes of this log could not be written")
             text, verdict = self._economy.take()
             if text:
                 self._lines.info(text)
