@@ -89,6 +89,11 @@ class ModelConfig:
         return value if type(value) is int and 0 < value < _MAX_SIZE else None
 
     @property
+    def flat(self) -> ModelConfig:
+        """The same with nothing nested: as SGLang's EAGLE-3 classes read a drafter's."""
+        return self if self.decoder is self.raw else replace(self, decoder=self.raw)
+
+    @property
     def architecture(self) -> str | None:
         """The first of `architectures`: the one that SGLang looks up."""
         names = self.raw.get("architectures")
@@ -239,9 +244,8 @@ def _problems(raw: Mapping[str, Any], decoder: Mapping[str, Any], path: Path) ->
 def _wrong(path: Path, key: str, expected: str, value: Any) -> Problem:
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return Problem(
-        "bad-value", f"{path.name}: {key} is {shown}, expected {expected}", path, expected=expected, found=shown
-    )
+    message = f"{path.name}: {key} is {shown}, expected {expected}"
+    return Problem("bad-value", message, path, expected=expected, found=shown, key=key)
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

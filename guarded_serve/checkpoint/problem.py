@@ -17,6 +17,7 @@ class Problem:
     expected: str | None = None
     found: str | None = None
     remedy: str | None = None
+    key: str | None = None  # of a config.json
 
     @property
     def where(self) -> str:

@@ -266,7 +266,7 @@ def tied(self: Check, facts: Facts) -> Iterator[Finding]:
 @check("drafter.rope", needs=("drafter.config",), source="srt/layers/rotary_embedding/factory.py; AngelSlim Qwen3-4B")
 def rope(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's rotary settings are ones that SGLang knows (a base other than the target's is no fault)."""
-    config = eagle3_config(facts)
+    config = eagle3_config(facts).flat
     ours = config.rope
     if ours.type not in ROPE_TYPES:
         yield self.error(

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from guarded_serve.checkpoint.config import ModelConfig
+from guarded_serve.checkpoint.safetensors import Tensor
 from guarded_serve.engine_rules.capture import uses_aux_states
 from guarded_serve.engine_rules.versions import Version
 
@@ -101,8 +102,14 @@ class HeadRules:
 
 
 def head_rules(class_name: str, config: ModelConfig, version: Version) -> HeadRules:
-    """Rules of one of `EAGLE3_CLASSES`."""
-    return _mla_rules(config) if class_name == MLA_HEAD else _llama_rules(config, version)
+    """Rules of one of `EAGLE3_CLASSES`, which read the top level alone, whatever is nested in `text_config` or the like."""
+    return _mla_rules(config.flat) if class_name == MLA_HEAD else _llama_rules(config.flat, version)
+
+
+def load_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names in the order in which SGLang hands them over: file by file, each sorted (weight_utils.py:
+    `buffered_multi_thread_safetensors_weights_iterator`)."""
+    return sorted(tensors, key=lambda name: (tensors[name].path.name, name))
 
 
 def load_names(class_name: str, names: Iterable[str], rules: HeadRules) -> Loading:
@@ -209,11 +216,22 @@ def _llama_dimensions(config: ModelConfig) -> Dimensions:
         layers=min(value["num_hidden_layers"], 4096),
         heads=heads,
         kv_heads=config.integer("num_key_value_heads") or heads,
-        head_dim=config.integer("head_dim") or max(hidden // heads, 1),
+        head_dim=config.integer("head_dim") or _default_head_dim(config, hidden, heads),
         vocabulary=value["vocab_size"],
         draft_vocabulary=config.integer("draft_vocab_size") or value["vocab_size"],
         assumed=tuple(assumed),
     )
+
+
+def _default_head_dim(config: ModelConfig, hidden: int, heads: int) -> int:
+    """What transformers' config class for this model_type holds where config.json has none."""
+    kind = config.model_type or ""
+    if kind.startswith("qwen3"):
+        return 128
+    rope = config.integer("qk_rope_head_dim")
+    if rope is not None and kind.startswith(("deepseek_v", "kimi_k2")):
+        return rope
+    return max(hidden // heads, 1)
 
 
 def _llama_aux_states(config: ModelConfig) -> int:

@@ -279,6 +279,28 @@ CASES["E speculators, missing"] = lambda: Case(speculators(None))
 CASES["E converted, true"] = lambda: Case(converted(speculators(True), [1, 3, 4]))
 CASES["E converted, false"] = lambda: Case(converted(speculators(False), [1, 3, 4]))
 CASES["E converted, missing"] = lambda: Case(converted(speculators(None), [1, 3, 4]))
+
+
+def half_converted(**top: Any) -> Model:
+    """The class renamed and the ids in place, the decoder's keys left where they were."""
+    model = speculators(False)
+    model.config |= {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False, **top,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+    }  # fmt: skip
+    del model.config["target_hidden_size"]
+    return model
+
+
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": TARGET_VOCABULARY, "max_position_embeddings": 512,
+}  # fmt: skip
+CASES["E half converted"] = lambda: Case(half_converted())
+CASES["E half converted, sizes in both places"] = lambda: Case(half_converted(**SIZES))
+CASES["E half converted, other sizes at top level"] = lambda: Case(half_converted(**{**SIZES, "intermediate_size": 64}))
+simple("E half converted, in text_config", every(
+    setting("text_config", {**SIZES, "model_type": "llama"}), *(setting(key, ABSENT) for key in SIZES)))  # fmt: skip
 CASES["F speculators, 4 ids"] = lambda: Case(speculators(False, [2, 3, 4, 5], 4))
 CASES["F converted, 4 ids"] = lambda: Case(converted(speculators(False, None, 4), [1, 2, 3, 4]))
 CASES["F converted, 4 ids left at top level"] = lambda: Case(converted(speculators(False, [2, 3, 4, 5], 4)))
@@ -587,6 +609,9 @@ spoilt("R the target as drafter, through a link", lambda folder: (folder.parent 
        drafter="@folder/link")  # fmt: skip
 spoilt("R no target", lambda folder: None, model_path="@folder/nowhere")
 spoilt("R broken target config", lambda folder: cut_text(folder.parent / "target" / "config.json"))
+CASES["R target with a list of sizes"] = lambda: Case(drafter(), target(intermediate_size=[48] * 8))
+CASES["R target with an unusual vocabulary"] = lambda: Case(drafter(), target(vocab_size="96"))
+CASES["R target with an unusual vocabulary, alone"] = lambda: Case(None, target(vocab_size="96"), {"algorithm": None})
 spoilt("R cut target tokenizer", lambda folder: cut_tokenizer(folder.parent / "target"))
 spoilt("R truncated target", lambda folder: cut(folder.parent / "target"))
 
