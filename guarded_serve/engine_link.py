@@ -22,8 +22,8 @@ HELLO = "hello"  # role, sglang version, hooks: {target: "applied" | reason it i
 DRAFTER_LOADED = "drafter-loaded"
 SETTINGS = "settings"
 REFUSED = "refused"  # check, message, expected, found, remedy
-BEAT = "beat"  # once a second, and small: forwards (SGLang's count of forward passes, prefill included), busy (one began
-# since the scheduler last had no work), paused, clock, dropped, lost, faults, problem
+BEAT = "beat"  # once a second, and small: forwards (SGLang's count of forward passes, prefill included), busy (one
+# began since the scheduler last had no work), paused, clock, dropped, lost, faults, problem
 TOTALS = "totals"  # after each beat of a scheduler that is timed: totals, cumulative, of the batch sizes that changed
 # (see `timing.totals`), and left, how many more of these make up the whole; at 0 everything up to the beat was told
 FAULT = "fault"  # an error of ours inside the engine, which went on: faults (how many so far), message

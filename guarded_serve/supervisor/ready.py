@@ -19,6 +19,7 @@ from guarded_serve.profile.deployment import Deployment
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
 _PROMPT_IDS = [10, 11, 12]  # what SGLang's own warm-up sends where there is no tokenizer
 _LARGEST_ANSWER = 1 << 20
+_STATUS_S = 5.0  # for an answer that takes no generation
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,27 @@ def generate(address: Address, timeout_s: float, tokens: int = 2) -> Answer:
         return Answer(False, "nobody listens on the port", refused=True)
     except (OSError, http.client.HTTPException) as error:
         return Answer(False, f"{type(error).__name__}: {error}".rstrip(": "))
+    finally:
+        link.close()
+
+
+def paused(address: Address) -> bool:
+    """Whether the server says that somebody paused it (``/pause_generation``): generations wait until it goes on.
+
+    Then its ``/ready`` is 503 and its ``/ping`` 200. The schedulers do not know of a pause of mode ``abort``, the
+    default. An SGLang without ``/ready`` (0.5.17) cannot say it.
+    """
+    return _status(address, "/ready") == 503 and _status(address, "/ping") == 200
+
+
+def _status(address: Address, path: str) -> int | None:
+    link = connection(address, _STATUS_S)
+    headers = {"Authorization": f"Bearer {address.api_key}"} if address.api_key else {}
+    try:
+        link.request("GET", path, headers=headers)
+        return link.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return None
     finally:
         link.close()
 

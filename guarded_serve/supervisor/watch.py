@@ -16,6 +16,7 @@ from guarded_serve.supervisor.notify import Notify
 
 _TICK_S = 1.0
 _BATCH_LINES = (b"Decode batch", b"Prefill batch")
+_ASK_S = 5.0
 _ASLEEP_S = 5.0  # a tick that comes so late means that this process itself did not run
 
 
@@ -33,6 +34,7 @@ class Watch:
         self._hang = HangWatch(limits.hang_s, limits.probe_interval_s, now)
         self._last_tick = now
         self._last_ping = 0.0
+        self._last_ask: float | None = None  # whether the server is paused; None while no generation is under way
         self._timer: Timer | None = loop.call_later(_TICK_S, self._tick)
 
     def limits(self, limits: Supervise) -> None:
@@ -70,6 +72,8 @@ class Watch:
         self._ping(now)
         if self._launch.address.answers and self._hang.probe_due(now):
             self._probe(now)
+        elif self._last_ask is not None and now - self._last_ask >= min(_ASK_S, self._hang.hang_s / 4):
+            self._ask(now)
         self._timer = self._loop.call_later(_TICK_S, self._tick)
 
     def _ping(self, now: float) -> None:
@@ -81,13 +85,32 @@ class Watch:
     def _probe(self, now: float) -> None:
         watch, address, limit = self._hang, self._launch.address, self._hang.hang_s + 10
         watch.probe_began(now)
+        self._last_ask = now
 
         def done(answer: object) -> None:
+            self._last_ask = None
+            if answer is None:
+                watch.probe_put_off(time.monotonic())
+                return
             ok = isinstance(answer, ready.Answer) and answer.ok
             detail = answer.detail if isinstance(answer, ready.Answer) else repr(answer)
             watch.probe_ended(time.monotonic(), ok, detail)
 
-        self._loop.in_thread(lambda: ready.generate(address, limit, tokens=1), done)
+        def generate() -> ready.Answer | None:
+            return None if ready.paused(address) else ready.generate(address, limit, tokens=1)
+
+        self._loop.in_thread(generate, done)
+
+    def _ask(self, now: float) -> None:
+        """A generation that is long under way may have been overtaken by a pause."""
+        watch, address = self._hang, self._launch.address
+        self._last_ask = now
+
+        def done(answer: object) -> None:
+            if answer is True:
+                watch.paused(time.monotonic())
+
+        self._loop.in_thread(lambda: ready.paused(address), done)
 
 
 def _stopped(pid: int) -> bool:

@@ -54,6 +54,7 @@ class Scenario:
     beats: bool = True
     beat_s: float = 0.2
     generate: str = "ok"  # "ok", "stranger" (another request's answer), "error", "silent"
+    pause_after: int | None = None  # from the so-many-th generation on it is paused, as by /pause_generation
     never_ready: bool = False
     leaver: bool = False  # a grandchild leaves the session and forgets its parent
     children_ignore_sigterm: bool = False
@@ -255,19 +256,25 @@ def _kill_all(children: list[subprocess.Popen[bytes]]) -> None:
 
 def _handler(scenario: Scenario, api_key: str | None, drafter: str = "") -> type[BaseHTTPRequestHandler]:
     streamed = itertools.count(1)
+    generations = itertools.count(1)
+    paused = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
 
         def do_GET(self) -> None:
-            self._answer(200, {})
+            self._answer(503 if paused.is_set() and self.path == "/ready" else 200, {})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if scenario.connections:
                 with Path(scenario.connections).open("a", encoding="utf-8") as file:
                     file.write("generation\n")
+            if next(generations) == scenario.pause_after:
+                paused.set()
+            if paused.is_set():
+                time.sleep(3600)
             if api_key and self.headers.get("Authorization") != f"Bearer {api_key}":
                 self._answer(401, {"error": "Unauthorized"})
             elif scenario.generate == "silent":

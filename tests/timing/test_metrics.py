@@ -81,5 +81,6 @@ def test_a_taken_port_is_an_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
+        collector = EngineCollector(Live({}, kept_s=60), threading.Lock(), str, bool)
         with pytest.raises(OSError, match="in use"):
-            serve("127.0.0.1", taken.getsockname()[1], EngineCollector(Live({}, kept_s=60), threading.Lock(), str, bool))
+            serve("127.0.0.1", taken.getsockname()[1], collector)
