@@ -94,7 +94,7 @@ class Launch:
         )
         self.child = Child(
             self.loop,
-            [*self.command, *out_of_sight(self.deployment.arguments, self.run_folder.path)],
+            [*self.command, *out_of_sight(self.deployment, self.run_folder.path)],
             server_environment(os.environ, self.deployment, settings),
             self.run_folder.path,
             Callbacks(lines=self._on_lines, server_ended=self._on_server_ended, all_gone=self._on_gone),

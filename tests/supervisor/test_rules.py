@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.reload import what_changes
 from guarded_serve.supervisor.restarts import Restarts
 from guarded_serve.supervisor.run import Options, Supervisor
-from guarded_serve.supervisor.secrets import KEY_FILE_VARIABLE, out_of_sight, with_api_key
+from guarded_serve.supervisor.secrets import KEY_FILE_VARIABLE, exposed, out_of_sight, with_api_key
 from guarded_serve.supervisor.states import ENDS, State, may_follow
 
 
@@ -89,6 +90,10 @@ def test_floods_are_folded_by_template_and_counted() -> None:
 def test_lines_that_differ_in_words_are_no_flood() -> None:
     lines = [b"word " + bytes([97 + i % 26, 97 + i // 26 % 26, 97 + i // 676]) for i in range(3000)]
     assert Folder().keep(lines) == lines
+
+
+def with_arguments(*arguments: str, **server: object) -> Deployment:
+    return replace(deployment(**server), arguments=arguments)
 
 
 def deployment(**server: object) -> Deployment:
@@ -170,13 +175,38 @@ def test_a_full_disk_for_the_log_loses_lines_only() -> None:
 
 def test_keys_go_through_a_private_file(tmp_path: Path) -> None:
     arguments = ("--port", "1", "--api-key", 'a"b:c', "--admin-api-key=xyz", "--tp", "2")
-    made = out_of_sight(arguments, tmp_path)
+    made = out_of_sight(with_arguments(*arguments), tmp_path)
     assert made == ("--config", str(tmp_path / "server.yaml"), "--port", "1", "--tp", "2")
     assert yaml.safe_load((tmp_path / "server.yaml").read_text()) == {"api-key": 'a"b:c', "admin-api-key": "xyz"}
     assert (tmp_path / "server.yaml").stat().st_mode & 0o777 == 0o600
-    own = ("--config", "mine.yaml", "--api-key", "abc")
-    assert out_of_sight(own, tmp_path) == own  # SGLang reads one such file
-    assert out_of_sight(("--port", "1"), tmp_path) == ("--port", "1")
+    assert exposed(with_arguments(*arguments)) == ()
+    own = with_arguments("--config", "mine.yaml", "--api-key", "abc")
+    assert out_of_sight(own, tmp_path) == own.arguments  # SGLang reads one such file
+    (note,) = exposed(own)
+    assert "--api-key stays on SGLang's command line" in note
+    assert out_of_sight(with_arguments("--port", "1"), tmp_path) == ("--port", "1")
+
+
+def test_an_abbreviated_flag_is_a_key_as_well_and_other_flags_are_not(tmp_path: Path) -> None:
+    arguments = ("--ssl-keyfile", "/k", "--api-k", "secret-1", "--admin-api=secret-2")
+    abbreviated = with_arguments(*arguments, api_key="secret-1", admin_api_key="secret-2")
+    assert out_of_sight(abbreviated, tmp_path)[2:] == ("--ssl-keyfile", "/k")
+    written = yaml.safe_load((tmp_path / "server.yaml").read_text())
+    assert written == {"api-key": "secret-1", "admin-api-key": "secret-2"}
+
+
+@pytest.mark.parametrize("key", ["plain", "with space", 'a"b:c', "123", "true", "null", "-x", "--port", "-5", "=", "ü"])
+def test_keys_that_begin_with_a_dash_stay_and_others_go(key: str, tmp_path: Path) -> None:
+    """What SGLang itself makes of them is in test_keys_as_sglang_reads_them.py."""
+    (tmp_path / "key").write_text(key)
+    made = with_api_key(deployment(), {KEY_FILE_VARIABLE: str(tmp_path / "key")})
+    arguments = out_of_sight(made, tmp_path)
+    if key.startswith("-"):
+        assert arguments == (f"--api-key={key}",)
+        assert len(exposed(made)) == 1
+    else:
+        assert arguments == ("--config", str(tmp_path / "server.yaml"))
+        assert exposed(made) == ()
 
 
 def test_a_key_from_a_credential_or_a_file(tmp_path: Path) -> None:
