@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from guarded_serve.checkpoint.problem import Problem
+from guarded_serve.checkpoint.weights import is_complete
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "tokenizer*")
@@ -57,7 +58,8 @@ def _from_hub(name: str, revision: str | None, *, fetch_weights: bool) -> Locate
 
     try:
         cached = snapshot(_ALL_FILES, local=True)
-        if any(cached.glob("*.safetensors")):
+        # An interrupted download leaves a part: what is missing is fetched, or named by the checks where it cannot be.
+        if is_complete(cached) or (constants.HF_HUB_OFFLINE and any(cached.glob("*.safetensors"))):
             return Located(cached, hub_id=name)
     except Exception:  # not in the cache, in one of the library's many words
         pass

@@ -90,6 +90,22 @@ def read_weights(directory: Path, only: Collection[str] | None = None) -> Weight
     return Weights(directory, shards, tensors, pickles, tuple(problems), sizes_by_layer(tensors.values()))
 
 
+_NUMBERED = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
+
+
+def is_complete(directory: Path) -> bool:
+    """Whether every weight file is there that the index, or the numbers in the files' names, promise."""
+    try:
+        files = {path.name for path in directory.glob("*.safetensors") if path.exists()}  # a link may lead nowhere
+    except OSError:
+        return False
+    promised = _index(directory / INDEX_NAME, []) if (directory / INDEX_NAME).exists() else None
+    if promised is not None:
+        return set(promised.values()) <= files
+    numbered = [found for name in files if (found := _NUMBERED.search(name))]
+    return bool(files) and all(len(numbered) >= int(found[2]) for found in numbered)
+
+
 _PART = 2**19
 _MAP = re.compile(rb'"weight_map"\s*:\s*\{')
 

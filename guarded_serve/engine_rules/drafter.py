@@ -102,7 +102,7 @@ class HeadRules:
 
 
 def head_rules(class_name: str, config: ModelConfig, version: Version) -> HeadRules:
-    """Rules of one of `EAGLE3_CLASSES`, which read the top level alone, whatever is nested in `text_config` or the like."""
+    """Rules of one of `EAGLE3_CLASSES`, which read the top level alone, whatever is nested."""
     return _mla_rules(config.flat) if class_name == MLA_HEAD else _llama_rules(config.flat, version)
 
 

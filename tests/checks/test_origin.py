@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.checkpoints import Data, drafter, kept_ids, maps, target
 from tests.support.grid import IDS, build, started_from_target
-from tests.support.verdicts import deployment, errors, judge, message, warnings
+from tests.support.verdicts import deployment, errors, judge, message
 
 
 def test_every_difference_from_the_reference(tmp_path: Path) -> None:
@@ -66,4 +66,11 @@ def test_ten_tokens_are_shown(tmp_path: Path) -> None:
     assert finding.found is not None
     assert finding.found.count(" against ") == 10
     assert finding.found.endswith("; ...")
-    assert warnings(report) == []
+    assert errors(report) == []
+
+
+def test_tokens_that_one_tokenizer_lacks_are_told(tmp_path: Path) -> None:
+    for name, owner in (("target", "the target alone"), ("drafter", "the drafter's own tokenizer alone")):
+        built = build(f"V STANDALONE, tokens of the {name} alone", tmp_path / name)
+        report = judge(deployment(built.target, built.drafter, **built.settings))
+        assert f"6 tokens that can be drafted are in the tokenizer of {owner}" in message(report, "drafter.tokenizer")

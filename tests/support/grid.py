@@ -773,6 +773,29 @@ def with_files(model: Model, files: Mapping[str, bytes], **config: Any) -> Model
 
 CASES["V same tokenizer"] = lambda: Case(with_files(drafter(), tokenizer()), with_files(target(), tokenizer()))
 CASES["V another tokenizer"] = lambda: Case(with_files(drafter(), tokenizer(20)), with_files(target(), tokenizer()))
+
+
+def standalone(files: Mapping[str, bytes], theirs: Mapping[str, bytes]) -> Callable[[], Case]:
+    """A whole small model as drafter, each with a tokenizer."""
+    return lambda: Case(
+        with_files(target(layers=2, hidden=16), files),
+        with_files(target(), theirs),
+        {"algorithm": "STANDALONE"},
+    )
+
+
+def shorter(files: Mapping[str, bytes], length: int) -> dict[str, bytes]:
+    """The same tokenizer without its last tokens."""
+    document = json.loads(files["tokenizer.json"])
+    vocabulary = document["model"]["vocab"]
+    document["model"]["vocab"] = {text: i for text, i in vocabulary.items() if i < length}
+    return {**files, "tokenizer.json": json.dumps(document).encode()}
+
+
+CASES["V STANDALONE, same tokenizer"] = standalone(tokenizer(), tokenizer())
+CASES["V STANDALONE, tokens of the target alone"] = standalone(shorter(tokenizer(), 90), tokenizer())
+CASES["V STANDALONE, tokens of the drafter alone"] = standalone(tokenizer(), shorter(tokenizer(), 90))
+CASES["V STANDALONE, another tokenizer"] = standalone(tokenizer(1), tokenizer())
 CASES["V end that cannot be drafted"] = lambda: Case(
     drafter(), with_files(target(), tokenizer(end=_unkept()), eos_token_id=_unkept())
 )
