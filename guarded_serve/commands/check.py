@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from guarded_serve.findings import Report
 
 if TYPE_CHECKING:
     from guarded_serve.facts.model import ModelFacts
+    from guarded_serve.profile.deployment import Deployment
 
 SUMMARY = "judge profile, drafter, target, GPUs and host without starting anything"
 
@@ -29,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--deep", action="store_true", help="read every byte of the drafter: NaN, Inf, constant tensors, sha256"
+    )
+    parser.add_argument(
+        "--with-engine",
+        action="store_true",
+        help="let the installed SGLang build and load the drafter on the CPU, and compare (half a minute)",
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: %(default)s)")
     parser.add_argument("--strict", action="store_true", help="count warnings as errors")
@@ -56,11 +63,22 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     from guarded_serve.profile.resolve import resolve_options  # noqa: PLC0415
 
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
-    deepen = _scanned if options.deep else None
+    deepen = partial(_deepened, options=options, deployment=resolution.deployment)
     _, report = judge(resolution.deployment, options.only, resolution.findings, deepen)
     code = exit_code(report, strict=options.strict)
     sys.stdout.write(rendered(report, code, options.format))
     return code
+
+
+def _deepened(model: ModelFacts, options: argparse.Namespace, deployment: Deployment) -> ModelFacts:
+    """What takes longer and was asked for."""
+    if options.deep:
+        model = _scanned(model)
+    if options.with_engine:
+        from guarded_serve.facts.engine_load import with_engine_load  # noqa: PLC0415
+
+        model = with_engine_load(model, deployment)
+    return model
 
 
 def _scanned(model: ModelFacts) -> ModelFacts:

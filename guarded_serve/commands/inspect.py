@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
 def view(found: Checkpoint, target: Checkpoint | None, sglang: str | None) -> dict[str, Any]:
     """One drafter as plain data: what `--format json` prints."""
     from guarded_serve.engine_rules.capture import predict_capture  # noqa: PLC0415
-    from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, head_rules, load_names  # noqa: PLC0415
+    from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, head_rules, load_names, load_order  # noqa: PLC0415
     from guarded_serve.engine_rules.versions import rules_version  # noqa: PLC0415
     from guarded_serve.facts.model import read_map  # noqa: PLC0415
     from guarded_serve.profile.sglang_parser import installed_version  # noqa: PLC0415
@@ -70,7 +70,7 @@ def view(found: Checkpoint, target: Checkpoint | None, sglang: str | None) -> di
     missing: list[str] = []
     if config is not None and config.architecture in EAGLE3_CLASSES:
         rules = head_rules(config.architecture, config, version)
-        loading = load_names(config.architecture, tensors, rules)
+        loading = load_names(config.architecture, load_order(tensors), rules)
         use = {name: key[0] + (f" [{key[1]}]" if key[1] else "") for key, name in loading.filled.items()}
         use |= dict.fromkeys(loading.masks, "not read") | dict.fromkeys(loading.dropped, "dropped")
         if loading.map_name:

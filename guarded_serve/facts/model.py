@@ -21,7 +21,7 @@ from guarded_serve.checkpoint.values import read_integers
 from guarded_serve.checkpoint.vocab_map import MapStatistics, judge_map
 from guarded_serve.checkpoint.weights import Weights, read_weights
 from guarded_serve.engine_rules.capture import Capture, predict_capture
-from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, HeadRules, Loading, head_rules, load_names
+from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, HeadRules, Loading, head_rules, load_names, load_order
 from guarded_serve.engine_rules.versions import Version, rules_version
 from guarded_serve.facts.rows import (
     SAMPLED,
@@ -34,6 +34,7 @@ from guarded_serve.facts.rows import (
 )
 
 if TYPE_CHECKING:
+    from guarded_serve.facts.engine_load import EngineLoad, NoAnswer
     from guarded_serve.profile.deployment import Deployment
 
 ALIASES = {"NEXTN": "EAGLE"}
@@ -95,6 +96,7 @@ class ModelFacts:
     head_sample: HeadSample | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)  # by file name, where the profile pins one
     deep: DeepScan | None = None  # every byte of the drafter, under `--deep`
+    engine: EngineLoad | NoAnswer | None = None  # SGLang's own word on the drafter, under `--with-engine`
 
     @property
     def tokenizer_length(self) -> int | None:
@@ -120,7 +122,7 @@ class ModelFacts:
         weights = self.drafter.weights if self.drafter else None
         if weights is None or self.rules is None or self.head_class is None:
             return None
-        return load_names(self.head_class, weights.tensors, self.rules)
+        return load_names(self.head_class, load_order(weights.tensors), self.rules)
 
     @cached_property
     def target_layers(self) -> int | None:
