@@ -19,8 +19,9 @@ from pydantic import ValidationError
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.model import Profile, Section, sections
+from guarded_serve.profile.secret_names import MASK, is_secret_name
 from guarded_serve.profile.toml_lines import Lines, find_lines
-from guarded_serve.profile.wording import expected, found, literal, nearest
+from guarded_serve.profile.wording import expected, found, kind, literal, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -246,6 +247,15 @@ def _explain(loaded: LoadedProfile, path: tuple[str | int, ...], detail: Mapping
         message = f"{name} holds {literal(wrong)}"
     else:
         message = f"{name} is {literal(wrong)}"
+    if section == "env" and is_secret_name(str(path[1])):
+        return loaded.error(
+            "profile.type",
+            path,
+            f"{name} is {MASK}; it must be {wanted}",
+            expected=wanted,
+            found=kind(wrong),
+            remedy="write it in quotes" if isinstance(wrong, (bool, int, float)) else None,
+        )
     wrong_type = detail["type"].endswith("_type") or detail["type"] in ("int_from_float", "int_parsing")
     return loaded.error(
         "profile.type" if wrong_type else "profile.value",

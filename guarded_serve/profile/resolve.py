@@ -22,8 +22,9 @@ from guarded_serve.profile.flags import FlagError, FlagParser, Given, Mismatch, 
 from guarded_serve.profile.guard_options import GUARD_OPTIONS, GuardOptions
 from guarded_serve.profile.load import LoadedProfile, load_profile
 from guarded_serve.profile.model import Profile, sections
+from guarded_serve.profile.secret_names import MASK, SECRET_SETTINGS
 from guarded_serve.profile.sglang_parser import Action, ParserDump, ParserUnavailable, sglang_parser, snapshot
-from guarded_serve.profile.wording import found, literal, nearest
+from guarded_serve.profile.wording import found, kind, literal, nearest
 
 CPU_KERNELS = Path(guarded_serve.__file__).resolve().parent / "cpu_kernels"
 
@@ -213,14 +214,16 @@ class _Resolver:
     def _server_error(
         self, check: str, key: str, value: Any, expected: str, remedy: str | None, reason: str | None = None
     ) -> None:
+        secret = self._name_of(key) in SECRET_SETTINGS
+        shown = MASK if secret else literal(value)
         self.findings.append(
             self.loaded.error(
                 check,
                 ("server", key),
-                f"server.{key} is {literal(value)}; it must be {expected}" + (f" ({reason})" if reason else ""),
+                f"server.{key} is {shown}; it must be {expected}" + (f" ({reason})" if reason else ""),
                 expected=expected,
-                found=found(value),
-                remedy=remedy,
+                found=kind(value) if secret else found(value),
+                remedy="write it in quotes" if secret and not isinstance(value, (str, list, dict)) else remedy,
             )
         )
 

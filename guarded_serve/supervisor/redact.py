@@ -7,16 +7,9 @@ import re
 from collections.abc import Iterable
 
 from guarded_serve.profile.deployment import Deployment
+from guarded_serve.profile.secret_names import MASK, SECRET_SETTINGS, is_secret_name
 
-MASK = "***"
-SECRET_SETTINGS = ("api_key", "admin_api_key", "ssl_keyfile_password")
-_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 _SHORTEST = 6  # a shorter value would mask ordinary text
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret."""
-    return _SECRET_NAME.search(name) is not None
 
 
 class Redactor:
@@ -28,12 +21,12 @@ class Redactor:
         self._bytes = re.compile(b"|".join(re.escape(value.encode()) for value in kept)) if kept else None
 
     @classmethod
-    def of(cls, deployment: Deployment, more: Iterable[str] = ()) -> Redactor:
-        """From the server's settings, the environment it will get, and ``more``."""
+    def of(cls, deployment: Deployment) -> Redactor:
+        """From the server's settings and the environment it will get."""
         environment = {**os.environ, **{name: str(set_.value) for name, set_ in deployment.environment.items()}}
         values = [str(deployment.get(name)) for name in SECRET_SETTINGS if deployment.get(name)]
         values += [value for name, value in environment.items() if is_secret_name(name)]
-        return cls([*values, *more])
+        return cls(values)
 
     def text(self, text: str) -> str:
         """The text with every secret masked."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.model import Profile, Supervise
-from guarded_serve.supervisor.redact import SECRET_SETTINGS
+from guarded_serve.profile.secret_names import SECRET_SETTINGS
 
 Reload = Callable[[], Deployment]
 """Reads the profile again; raises what a person should read."""

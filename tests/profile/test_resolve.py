@@ -174,3 +174,18 @@ def test_without_sglang_the_snapshot_warns_and_lets_pass(monkeypatch: pytest.Mon
     assert deployment.arguments[-6:] == ("--brand-new", "1", "2", "--other-new", "--newer-still", "3")
     wrong = resolve(profile('[server]\nmodel_path = "m"\ntp_size = "two"\n'), [], environ={})
     assert wrong.exit_code() is ExitCode.PROFILE  # what it knows, it judges
+
+
+def test_a_secret_that_is_no_string_is_not_shown(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(
+        '[server]\nmodel_path = "m"\napi_key = 123456789\nadmin_api_key = ["123456789"]\n'
+        "[env]\nHF_TOKEN = 123456789\nMY_API_KEY = [123456789]\nNCCL_DEBUG = 5\n"
+    )
+    findings = resolve(profile, []).findings
+    text = "\n".join(str(finding) for finding in findings)
+    assert len(findings) == 5
+    assert "123456789" not in text
+    assert "server.api_key is ***; it must be a string" in text
+    assert "env.HF_TOKEN is ***; it must be a string" in text
+    assert "env.NCCL_DEBUG is 5" in text
