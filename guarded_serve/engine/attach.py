@@ -16,10 +16,10 @@ from typing import Any
 from guarded_serve.engine.clock import CycleClock
 from guarded_serve.engine.cycle_file import CycleFile
 from guarded_serve.engine.events import Events
-from guarded_serve.engine.hooks import APPLIED, Hook, clock_hooks, install, missing, wraps
+from guarded_serve.engine.hooks import APPLIED, Hook, clock_hooks, install, missing, pulse_hooks, wraps
 from guarded_serve.engine.load_gate import INITIALIZE, LoadGate, Refusal, effective_settings, judge
 from guarded_serve.engine.prometheus import EngineMetrics
-from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, WORKERS, worker_name
+from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
 from guarded_serve.engine.telemetry import Telemetry
 from guarded_serve.engine.timers import CpuTimer, EventTimer, Timer
 from guarded_serve.engine_link import DRAFTER_LOADED, FAULT, HELLO, REFUSED, SETTINGS, EngineSettings
@@ -101,29 +101,31 @@ def _start(settings: EngineSettings, events: Events, scheduler: Any, gate: LoadG
     }
     before = {BUILD: APPLIED, INITIALIZE: _applied(INITIALIZE, gate.hook)}
     timer = _timer(state["device"])
-    if settings.ranks == "first" and not place["first"]:
-        events.send(HELLO, **state, clocked=False, hooks=before)
-        return
-    if name is None or timer is None:
-        reason = f"no hooks are known for {state['worker']}"
-        if timer is None:
-            reason = f"no timer for device {state['device']}"
-        events.send(HELLO, **state, clocked=False, hooks={**before, "clock": reason})
-        return
+    wanted = settings.ranks == "all" or place["first"]
+    targets = WORKERS[name] if name is not None and timer is not None and wanted else None
+    if wanted and targets is None:
+        reason = (
+            f"no timer for device {state['device']}" if timer is None else f"no hooks are known for {state['worker']}"
+        )
+        before["clock"] = reason
     cycle_file = None
-    if settings.cycles_directory is not None:
+    if targets is not None and settings.cycles_directory is not None:
         directory = Path(settings.cycles_directory)
         cycle_file = CycleFile(directory, rank, rotate_bytes=settings.rotate_mib << 20, keep=settings.keep)
+    # Every scheduler has beats, the one that is not timed too: the launcher must know that each of them is alive.
     telemetry = Telemetry(events, Path(settings.control), cycle_file)
-    clock = CycleClock(timer, telemetry.take, rank=rank, plain=name == PLAIN_WORKER, wall=time.time)
+    clock = CycleClock(timer or CpuTimer(), telemetry.take, rank=rank, plain=name == PLAIN_WORKER, wall=time.time)
     telemetry.clock = clock
     telemetry.scheduler = scheduler
-    if scheduler.server_args.enable_metrics:
+    telemetry.clocked = targets is not None
+    if telemetry.clocked and scheduler.server_args.enable_metrics:
         telemetry.metrics = EngineMetrics(rank)
-    hooks = {**before, **install(clock_hooks(clock, WORKERS[name]))}
+    hooks = install(pulse_hooks(clock) if targets is None else clock_hooks(clock, targets))
+    telemetry.knows_idle = hooks[SCHEDULER["idle"]] == APPLIED
     telemetry.start()
     atexit.register(telemetry.stop)
-    events.send(HELLO, **state, clocked=True, source=timer.source, hooks=hooks)
+    source = {} if timer is None or targets is None else {"source": timer.source}
+    events.send(HELLO, **state, clocked=telemetry.clocked, **source, hooks={**before, **hooks})
 
 
 def _applied(target: str, hook: Hook) -> str:

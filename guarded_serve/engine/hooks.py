@@ -30,9 +30,12 @@ def clock_hooks(clock: CycleClock, targets: WorkerTargets) -> dict[str, Hook]:
     }
     hooks = {target: by_role[role] for role, target in targets.stages().items()}
     hooks[SCHEDULER["results"]] = _results(clock)
-    hooks[SCHEDULER["idle"]] = _idle(clock)
-    hooks[SCHEDULER["pause"]] = _pause(clock)
-    return hooks
+    return {**hooks, **pulse_hooks(clock)}
+
+
+def pulse_hooks(clock: CycleClock) -> dict[str, Hook]:
+    """Those of any scheduler, timed or not: what tells work from idleness in its beats."""
+    return {SCHEDULER["idle"]: _idle(clock), SCHEDULER["pause"]: _pause(clock)}
 
 
 def install(hooks: dict[str, Hook]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from guarded_serve.engine import attach, hooks
-from guarded_serve.engine.load_gate import LoadGate
+from guarded_serve.engine.hooks import APPLIED
+from guarded_serve.engine.load_gate import INITIALIZE, LoadGate
+from guarded_serve.engine.targets import BUILD, SCHEDULER
 from guarded_serve.engine_link import ENVIRONMENT_KEY, PLUGIN_NAME, EngineSettings
 
 BARE = """
@@ -179,6 +182,7 @@ def test_ranks_are_unique_and_first_means_one_a_batch(
 def no_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if SGLang had no model loader: importing the real one takes half a minute."""
     monkeypatch.setattr(attach, "missing", lambda target: f"no {target} here")
+    monkeypatch.setattr(attach, "install", lambda hooks: dict.fromkeys(hooks, APPLIED))
 
 
 class Sent:
@@ -196,10 +200,7 @@ class Sent:
 
 @pytest.mark.usefixtures("no_loader")
 def test_hello_names_a_worker_that_is_not_known(tmp_path: Path) -> None:
-    sent = Sent()
-    settings = EngineSettings("L", str(tmp_path / "s"), str(tmp_path / "c"))
-    attach._start(settings, sent, _scheduler(), LoadGate())  # type: ignore[arg-type]
-    (hello,) = sent.events
+    hello, sent = _started(tmp_path, _scheduler())
     assert hello["clocked"] is False
     assert hello["hooks"]["clock"] == "no hooks are known for object"
     assert (hello["algorithm"], hello["place"]["rank"], sent.rank) == ("EAGLE3", 0, 0)
@@ -207,12 +208,50 @@ def test_hello_names_a_worker_that_is_not_known(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_loader")
 def test_hello_of_a_rank_that_keeps_no_clock(tmp_path: Path) -> None:
-    sent = Sent()
-    settings = EngineSettings("L", str(tmp_path / "s"), str(tmp_path / "c"))
-    attach._start(settings, sent, _scheduler(tp_rank=1, tp_size=2, attn_tp_rank=1), LoadGate())  # type: ignore[arg-type]
-    (hello,) = sent.events
+    hello, _ = _started(tmp_path, _scheduler(tp_rank=1, tp_size=2, attn_tp_rank=1))
     assert hello["clocked"] is False
     assert "clock" not in hello["hooks"]
+    assert set(hello["hooks"]) == {BUILD, INITIALIZE, SCHEDULER["idle"], SCHEDULER["pause"]}
+
+
+@pytest.mark.usefixtures("no_loader")
+@pytest.mark.parametrize("changes", [{}, {"tp_rank": 1, "tp_size": 2, "attn_tp_rank": 1}, {"device": "tpu"}])
+def test_a_scheduler_that_is_not_timed_has_beats(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Not known, not the first of its group, of a device without a timer: alive all the same."""
+    device = changes.pop("device", "cpu")
+    scheduler = _scheduler(**changes)
+    scheduler.server_args.device, scheduler.forward_ct = device, 7
+    _, sent = _started(tmp_path, scheduler)
+    deadline = time.monotonic() + 5
+    while not (beats := [event for event in sent.events if event["event"] == "beat"]):
+        assert time.monotonic() < deadline, "no beat"
+        time.sleep(0.02)
+    assert (beats[0]["forwards"], beats[0]["busy"]) == (7, True)
+    assert not [event for event in sent.events if event["event"] == "totals"], "there are no cycles to tell of"
+
+
+def test_without_the_hook_for_idleness_no_scheduler_is_called_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an idle one would look like one whose forward pass does not end."""
+    monkeypatch.setattr(attach, "missing", lambda target: f"no {target} here")
+    monkeypatch.setattr(attach, "install", lambda hooks: dict.fromkeys(hooks, "not applied"))
+    scheduler = _scheduler()
+    scheduler.forward_ct = 7
+    _, sent = _started(tmp_path, scheduler)
+    deadline = time.monotonic() + 5
+    while not (beats := [event for event in sent.events if event["event"] == "beat"]):
+        assert time.monotonic() < deadline, "no beat"
+        time.sleep(0.02)
+    assert (beats[0]["forwards"], beats[0]["busy"]) == (7, False)
+
+
+def _started(folder: Path, scheduler: Any) -> tuple[dict[str, Any], Sent]:
+    sent = Sent()
+    settings = EngineSettings("L", str(folder / "s"), str(folder / "c"))
+    attach._start(settings, sent, scheduler, LoadGate())  # type: ignore[arg-type]
+    (hello,) = [event for event in sent.events if event["event"] == "hello"]
+    return hello, sent
 
 
 def test_a_start_that_breaks_is_said_and_serving_goes_on(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import re
 from functools import cache
 from pathlib import Path
 
@@ -88,6 +89,64 @@ def test_the_forward_counter_travels_with_the_batch() -> None:
     scheduler = (_source_root() / "srt/managers/scheduler.py").read_text()
     assert "batch.forward_iter = self.forward_ct" in scheduler
     assert "forward_iter=self.forward_iter" in (_source_root() / "srt/managers/schedule_batch.py").read_text()
+
+
+def test_every_event_loop_calls_itself_idle() -> None:
+    """`busy` in a beat relies on it: a loop that never does would look like a forward pass that does not end."""
+    loops, run = _event_loops(_source_root() / "srt")
+    assert {"event_loop_normal", "event_loop_overlap"} <= set(loops)
+    assert run <= set(loops), "SGLang runs a loop that was not looked at"
+    assert [name for name, node in sorted(loops.items()) if not _calls(node, "on_idle")] == []
+
+
+def test_a_loop_that_never_calls_itself_idle_is_noticed(tmp_path: Path) -> None:
+    """The check above can fail."""
+    (tmp_path / "loops.py").write_text(
+        "class Scheduler:\n    def event_loop_new(self):\n        while True:\n            self.run_batch(None)\n\n"
+        "def dispatch(scheduler):\n    scheduler.event_loop_new()\n    scheduler.event_loop_elsewhere()\n"
+    )
+    loops, run = _event_loops(tmp_path)
+    assert not _calls(loops["event_loop_new"], "on_idle")
+    assert run - set(loops) == {"event_loop_elsewhere"}
+
+
+def test_what_the_beats_read_of_a_scheduler_is_there() -> None:
+    """Its count of forward passes and whether it is paused, both from the constructor on."""
+    node = _function(BUILD)
+    assert node is not None
+    methods = [
+        item for item in _classes(BUILD.rsplit(".", 2)[0])["Scheduler"].body if isinstance(item, ast.FunctionDef)
+    ]
+    set_first = {
+        target.attr
+        for method in methods
+        if method.name.startswith(("__init__", "init_"))
+        for item in ast.walk(method)
+        if isinstance(item, ast.Assign | ast.AnnAssign)
+        for target in (item.targets if isinstance(item, ast.Assign) else [item.target])
+        if isinstance(target, ast.Attribute)
+    }
+    assert {"forward_ct", "_engine_paused"} <= set_first
+
+
+def _event_loops(folder: Path) -> tuple[dict[str, ast.FunctionDef], set[str]]:
+    """The scheduler's event loops by name, and the names of those that something calls."""
+    loops: dict[str, ast.FunctionDef] = {}
+    run: set[str] = set()
+    for path in folder.rglob("*.py"):
+        text = path.read_text()
+        if "event_loop_" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("event_loop_"):
+                loops[node.name] = node
+        run |= set(re.findall(r"\.(event_loop_\w+)\(\)", text))
+    return loops, run
+
+
+def _calls(function: ast.FunctionDef, method: str) -> bool:
+    nodes = (node for node in ast.walk(function) if isinstance(node, ast.Call))
+    return any(isinstance(node.func, ast.Attribute) and node.func.attr == method for node in nodes)
 
 
 def test_a_worker_is_looked_up_along_its_bases() -> None:
