@@ -65,6 +65,10 @@ class Child:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
+            except BaseException:
+                self._link.close()
+                os.close(self._log)
+                raise
             finally:
                 os.close(log_write)
         self._link.setblocking(False)

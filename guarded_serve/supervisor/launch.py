@@ -92,13 +92,17 @@ class Launch:
             rotate_mib=timing.rotate_mib,
             keep=timing.keep,
         )
-        self.child = Child(
-            self.loop,
-            [*self.command, *out_of_sight(self.deployment, self.run_folder.path)],
-            server_environment(os.environ, self.deployment, settings),
-            self.run_folder.path,
-            Callbacks(lines=self._on_lines, server_ended=self._on_server_ended, all_gone=self._on_gone),
-        )
+        try:
+            self.child = Child(
+                self.loop,
+                [*self.command, *out_of_sight(self.deployment, self.run_folder.path)],
+                server_environment(os.environ, self.deployment, settings),
+                self.run_folder.path,
+                Callbacks(lines=self._on_lines, server_ended=self._on_server_ended, all_gone=self._on_gone),
+            )
+        except BaseException:
+            self.run_folder.close()  # it may hold the API key
+            raise
         self.loop.add_reader(self.run_folder.fileno(), self._on_events)
         self._again(_RETRY_S)
 

@@ -110,6 +110,14 @@ def shared_memory() -> set[str]:
         return set()
 
 
+def in_first_pid_namespace(link: str = "/proc/self/ns/pid") -> bool:
+    """Whether process ids are the machine's own; the kernel gives that namespace a fixed number (PROC_PID_INIT_INO)."""
+    try:
+        return os.readlink(link) == f"pid:[{0xEFFFFFFC}]"  # noqa: PTH115
+    except OSError:
+        return False
+
+
 def named_after(pids: Iterable[int]) -> set[str]:
     """The files under /dev/shm of the known families whose names hold one of these process ids."""
     wanted = set(pids)
@@ -159,6 +167,7 @@ class _Sentinel:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
+        link.set_inheritable(False)  # it came through an exec; the server must not keep it open
         self.server = 0
         self.run_folder: str | None = None
         self.before = shared_memory()
@@ -198,7 +207,9 @@ class _Sentinel:
                     self.orphaned = self.killing = True
                     poll.unregister(self.link)
         self._note()
-        removed = remove_shared_memory(self.shared | named_after(self.seen), self.before)
+        # In a PID namespace of our own, /dev/shm may be the host's, where others' process ids are the same numbers.
+        named = named_after(self.seen) if in_first_pid_namespace() else set()
+        removed = remove_shared_memory(self.shared | named, self.before)
         self._tell({"removed": removed})
         if self.orphaned and self.run_folder:
             shutil.rmtree(self.run_folder, ignore_errors=True)
