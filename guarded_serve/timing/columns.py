@@ -9,13 +9,13 @@ goes the long way through JSON; what comes out is the same (a test holds the two
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import re
 from collections import Counter
 from functools import lru_cache
 
 from guarded_serve.timing.histogram import PER_E, LogHistogram
+from guarded_serve.timing.record import LARGEST, MOST_ACCEPTED, read_line
 from guarded_serve.timing.summary import BIN_S, SLOWEST, BatchSummary, Summary, TimeBin
 
 _DIGITS = b"0123456789."
@@ -85,9 +85,11 @@ def absorb(summary: Summary, block: bytes) -> None:
 
 def _single(summary: Summary, line: bytes) -> None:
     try:
-        summary.add(json.loads(line))
-    except (ValueError, KeyError, TypeError):
+        record = read_line(line)
+    except ValueError:
         summary.bad_lines += 1
+    else:
+        summary.add(record)
 
 
 def _group(summary: Summary, shape: _Shape, moment_text: bytes, lines: list[bytes]) -> bool:
@@ -111,6 +113,10 @@ def _group(summary: Summary, shape: _Shape, moment_text: bytes, lines: list[byte
         columns = {name: fields[place::width] for name, place in _STAGES.items() if name not in shape.nulls}
         values = {name: list(map(float, column)) for name, column in columns.items()}
     except ValueError:  # such as "1.2.3": a skeleton does not show it
+        return False
+    if max(rank, steps, draft_tokens, *map(max, values.values())) > LARGEST or max(counts) > MOST_ACCEPTED:
+        return False
+    if max(map(len, fields[FORWARD::width])) >= len(str(LARGEST)):
         return False
     earliest, latest = min(times), max(times)
     if said != bs or earliest // BIN_S != moment or latest // BIN_S != moment:

@@ -33,25 +33,6 @@ def accept_length(tokens: float, verifications: float) -> float:
     return tokens / verifications
 
 
-def correct_drafts(tokens: int, verifications: int) -> int:
-    """Drafts that were right: every verification also emitted its bonus."""
-    return tokens - verifications
-
-
-def accept_rate(tokens: int, verifications: int, drafts_proposed_each: int) -> float:
-    """Right drafts over proposed drafts, bonus excluded on both sides: (106 - 43) / (43 * 5) = 0.2930.
-
-    SGLang's own "accept rate" changed its definition three times (report 23530): never compare it across versions.
-    """
-    return correct_drafts(tokens, verifications) / (verifications * drafts_proposed_each)
-
-
-def tokens_from_histogram(correct_drafts_histogram: list[int]) -> tuple[int, int]:
-    """(tokens, verifications) from SGLang's ``spec_correct_drafts_histogram``: index = right drafts, value = rows."""
-    verifications = sum(correct_drafts_histogram)
-    return verifications + sum(i * rows for i, rows in enumerate(correct_drafts_histogram)), verifications
-
-
 def plain_step_ms(baseline_tok_s: float, bs: int) -> float:
     """Milliseconds of a plain decode step. ``baseline_tok_s`` is the whole batch's rate without a drafter."""
     return bs / baseline_tok_s * 1e3
@@ -60,11 +41,6 @@ def plain_step_ms(baseline_tok_s: float, bs: int) -> float:
 def tok_s(length: float, cycle_ms: float, bs: int) -> float:
     """The whole batch's tokens per second at an accept length and a cycle time."""
     return length * bs / cycle_ms * 1e3
-
-
-def cycle_ms(length: float, batch_tok_s: float, bs: int) -> float:
-    """The cycle time that a measured rate and accept length come to: the period, gaps included."""
-    return length * bs / batch_tok_s * 1e3
 
 
 def break_even(cycle_ms: float, baseline_tok_s: float, bs: int) -> float:

@@ -6,7 +6,6 @@ counted as bad and left out, so that one broken line does not hide a day.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -74,8 +73,8 @@ def cycles(path: Path) -> Iterator[Cycle]:
     for block, _ in _blocks(_Part(path, 0, 1 << 62)):
         for line in block.splitlines():
             try:
-                yield Cycle.from_mapping(json.loads(line))
-            except (ValueError, KeyError, TypeError):
+                yield Cycle.from_line(line)
+            except ValueError:
                 continue
 
 

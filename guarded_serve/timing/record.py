@@ -5,11 +5,15 @@ Imported by the engine: standard library only.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 FILE_NAME = re.compile(r"cycles-(?P<rank>\d+)-(?P<sequence>\d+)\.jsonl\Z")
+
+LARGEST = 10**12  # of any number in a record; above it a line is no record, and sums of it would be none
+MOST_ACCEPTED = 4096  # tokens a row and cycle
 
 
 def file_name(rank: int, sequence: int) -> str:
@@ -58,29 +62,10 @@ class Cycle(NamedTuple):
         return line + "}\n"
 
     @classmethod
-    def from_mapping(cls, value: dict[str, Any]) -> Cycle:
-        """Raises KeyError, TypeError or ValueError when a field is missing or is not what it should be."""
-        accept = value["accept"]
-        if not isinstance(accept, list) or len(accept) != value["bs"]:
-            raise ValueError("accept must hold one number a row")
-        return cls(
-            value["t"],
-            value["rank"],
-            value["forward"],
-            value["bs"],
-            value["steps"],
-            value["draft_tokens"],
-            value["draft_ms"],
-            value["verify_ms"],
-            value["extend_ms"],
-            value["gpu_ms"],
-            value["period_ms"],
-            accept,
-            value["source"],
-            value.get("dropped", ()),
-            value.get("cut", 0),
-            value.get("plain", False),
-        )
+    def from_line(cls, line: str | bytes) -> Cycle:
+        """Raises ValueError when it is no cycle record."""
+        value = read_line(line)
+        return cls(**{name: value[name] for name in cls._fields if name in value})
 
     def kept(self) -> list[int]:
         """The accepted counts of the rows that SGLang counted."""
@@ -88,6 +73,37 @@ class Cycle(NamedTuple):
             return self.accept
         dropped = set(self.dropped)
         return [count for row, count in enumerate(self.accept) if row not in dropped]
+
+
+def read_line(line: str | bytes) -> dict[str, Any]:
+    """A line's values, each of them looked at: what comes after may add and index without a care.
+
+    Raises ValueError when it is no cycle record, whatever else it is.
+    """
+    try:
+        value: dict[str, Any] = json.loads(line)
+        whole = [value[name] for name in ("rank", "forward", "bs", "steps", "draft_tokens")]
+        times = [value[name] for name in ("draft_ms", "verify_ms", "extend_ms", "gpu_ms", "period_ms")]
+        accept, dropped = value["accept"], value.get("dropped", ())
+        good = (
+            all(type(number) is int and 0 <= number <= LARGEST for number in (*whole, value.get("cut", 0)))
+            and all(number is None or _is_number(number) for number in times)
+            and _is_number(value["t"])
+            and len(accept) == value["bs"]
+            and all(type(count) is int and 0 <= count <= MOST_ACCEPTED for count in accept)
+            and all(type(row) is int for row in dropped)
+            and type(value["source"]) is str
+            and type(value.get("plain", False)) is bool
+        )
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"no cycle record: {type(error).__name__}: {error}") from None
+    if not good:
+        raise ValueError("no cycle record: a field is not what it should be")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and -LARGEST <= value <= LARGEST  # no NaN, no Infinity, no 1e999
 
 
 def _number(value: float | None) -> str:

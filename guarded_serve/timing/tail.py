@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +61,6 @@ class Tail:
         followed.position += whole
         for line in block[:whole].splitlines():
             try:
-                followed.totals.add(Cycle.from_mapping(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
+                followed.totals.add(Cycle.from_line(line))
+            except ValueError:
                 continue  # the rest of a line that `LOOK_BACK` cut, or a stranger's

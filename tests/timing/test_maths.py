@@ -5,22 +5,35 @@ from __future__ import annotations
 import pytest
 
 from guarded_serve.timing import maths
+from guarded_serve.timing.record import Cycle
+from guarded_serve.timing.report import by_position
+from guarded_serve.timing.totals import BatchTotals
 
 
 def test_identities_of_one_request() -> None:
     """SGLang report 33518: 106 tokens in 43 verifications of 5 drafts, and its histogram of right drafts."""
-    histogram = [11, 14, 11, 4, 0, 3]
-    tokens, verifications = maths.tokens_from_histogram(histogram)
-    assert (tokens, verifications) == (106, 43)
-    assert maths.accept_length(tokens, verifications) == pytest.approx(2.4651, abs=5e-5)
-    assert verifications * 5 == 215
-    assert maths.correct_drafts(tokens, verifications) == 63
-    assert maths.accept_rate(tokens, verifications, 5) == pytest.approx(0.2930, abs=5e-5)
+    totals = _totals([11, 14, 11, 4, 0, 3])
+    assert (totals.accepted, totals.rows) == (106, 43)
+    assert maths.accept_length(totals.accepted, totals.rows) == pytest.approx(2.4651, abs=5e-5)
+    right, proposed = totals.accepted - totals.rows, totals.draft_tokens - totals.rows
+    assert (right, proposed) == (63, 215)
+    assert right / proposed == pytest.approx(0.2930, abs=5e-5)
+    assert sum(by_position(totals.accept_counts)) == pytest.approx(63 / 43)
 
 
 def test_the_bonus_counts() -> None:
     """A drafter that is always wrong has accept length 1, not 0."""
-    assert maths.accept_length(*maths.tokens_from_histogram([7])) == 1.0
+    totals = _totals([7])
+    assert maths.accept_length(totals.accepted, totals.rows) == 1.0
+
+
+def _totals(histogram: list[int]) -> BatchTotals:
+    """Cycles of one request: ``histogram[n]`` of them with n right drafts out of 5."""
+    totals = BatchTotals()
+    for right, times in enumerate(histogram):
+        for _ in range(times):
+            totals.add(Cycle(0.0, 0, 1, 1, 5, 6, 1.0, 6.0, 0.5, 7.5, 8.0, [right + 1], "cpu-clock"))
+    return totals
 
 
 def test_founding_case() -> None:
@@ -31,7 +44,7 @@ def test_founding_case() -> None:
     assert maths.gain(by_arithmetic, 82.0) == pytest.approx(-0.187, abs=5e-4)
     assert maths.gain(60.0, 82.0) == pytest.approx(-0.268, abs=5e-4)
     # The difference is time that belongs to no cycle: 60 tok/s at 2.0 is a period of 33.3 ms.
-    period = maths.cycle_ms(2.0, 60.0, 1)
+    period = 2.0 / 60.0 * 1e3
     assert period == pytest.approx(33.33, abs=0.01)
     assert maths.break_even(period, 82.0, 1) == pytest.approx(2.733, abs=1e-3)
 
@@ -42,7 +55,7 @@ def test_founding_case() -> None:
 )
 def test_specforge_339(steps: str, tok_s: float, length: float, break_even: float) -> None:
     """Qwen3-30B-A3B on two H100, batch size 1, baseline 222.47 tok/s: both settings lose, the longer one too."""
-    cycle = maths.cycle_ms(length, tok_s, 1)
+    cycle = length / tok_s * 1e3
     assert maths.break_even(cycle, 222.47, 1) == pytest.approx(break_even, abs=0.005), steps
     assert maths.gain(tok_s, 222.47) < 0
     assert length < break_even

@@ -12,7 +12,7 @@ FULL = Cycle(1796172898.336575, 3, 298, 3, 3, 4, 0.56, 5.8, 0.38, 6.75, 6.9, [1,
 
 
 def test_round_trip() -> None:
-    assert Cycle.from_mapping(json.loads(FULL.to_line())) == FULL
+    assert Cycle.from_line(FULL.to_line()) == FULL
 
 
 def test_fields_of_the_contract() -> None:
@@ -39,10 +39,10 @@ def test_kept_leaves_dropped_rows_out() -> None:
 
 def test_wrong_records_are_refused() -> None:
     value = json.loads(FULL.to_line())
-    with pytest.raises(ValueError, match="one number a row"):
-        Cycle.from_mapping({**value, "accept": [1]})
-    with pytest.raises(KeyError, match="verify_ms"):
-        Cycle.from_mapping({key: entry for key, entry in value.items() if key != "verify_ms"})
+    with pytest.raises(ValueError, match="not what it should be"):
+        Cycle.from_line(json.dumps({**value, "accept": [1]}))
+    with pytest.raises(ValueError, match="verify_ms"):
+        Cycle.from_line(json.dumps({key: entry for key, entry in value.items() if key != "verify_ms"}))
 
 
 def test_file_names_carry_rank_and_number() -> None:
