@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from guarded_serve.checks.interface import Skip
 from guarded_serve.facts.bag import Facts
 from guarded_serve.facts.gpu import MIB, Gpu
-from guarded_serve.facts.gpu_choice import other_device
 from guarded_serve.facts.gpus import GpuFacts
 
 GIB = 2**30
@@ -15,9 +14,8 @@ GIB = 2**30
 
 def gpu_facts(facts: Facts) -> GpuFacts:
     """The GPUs; skips where the deployment does not run on CUDA or nobody looked."""
-    device = other_device(facts.deployment)
-    if device:
-        raise Skip(f"the deployment runs on {device}, not on NVIDIA GPUs")
+    if facts.other_device:
+        raise Skip(f"the deployment runs on {facts.other_device}, not on NVIDIA GPUs")
     if facts.gpus is None:
         raise Skip("the GPUs were not looked at")
     return facts.gpus

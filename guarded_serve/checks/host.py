@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from guarded_serve.checks.interface import Check, Skip, check
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.facts.bag import Facts
+from guarded_serve.facts.gpu_choice import ranks_here
 from guarded_serve.facts.host import GIB, MIB, HostFacts
 from guarded_serve.facts.ports import Port, PortState
 from guarded_serve.findings import Finding
@@ -111,7 +112,7 @@ def shared_memory(self: Check, facts: Facts) -> Iterator[Finding]:
             exit_code=ExitCode.UNFIT,
         )
         return
-    ranks = _ranks(facts)
+    ranks = ranks_here(facts.deployment)
     needed = SHM_PER_RANK_MIB * MIB * max(1, ranks)
     left = found.leftovers
     size = sum(segment.size for segment in left)
@@ -182,18 +183,21 @@ def memory(self: Check, facts: Facts) -> Iterator[Finding]:
     found = _host(facts).memory
     if found.total is None or found.room is None:
         raise Skip("/proc/meminfo cannot be read")
-    ranks = _ranks(facts)
-    terms = [(f"{ranks} scheduler(s) and 2 more processes", PROCESS_GIB * (ranks + 2))]
+    ranks = ranks_here(facts.deployment)
+    terms = [(f"some {PROCESS_GIB:g} for each of {ranks} scheduler(s) and 2 others", PROCESS_GIB * (ranks + 2))]
+    asked = 0
     for name, what in (("hicache_size", "hierarchical cache"), ("cpu_offload_gb", "offloaded weights")):
         each = float(facts.deployment.get(name) or 0)
         if each:
             terms.append((f"{what} {each:g} GiB x {ranks}", each * ranks))
+            asked += int(each * ranks * GIB)
     needed = int(sum(size for _, size in terms) * GIB)
     total = min(found.total, found.limit) if found.limit is not None else found.total
     limited = "" if found.limit is None or found.limit >= found.total else f" (the limit of {found.limit_path})"
     text = " + ".join(f"{what} ({size:g} GiB)" for what, size in terms)
     if needed > total:
-        yield self.error(
+        say = self.error if asked > total else self.warning  # an estimate refuses nobody
+        yield say(
             f"what is configured needs about {_gib(needed)} of memory; there are {_gib(total)}{limited}: {text}",
             expected=f"at least {_gib(needed)}",
             found=_gib(total),
@@ -214,7 +218,18 @@ def memory(self: Check, facts: Facts) -> Iterator[Finding]:
 def disk(self: Check, facts: Facts) -> Iterator[Finding]:
     """The folders that are written to can be written, and have room."""
     for one in _host(facts).disks:
-        if not one.writable:
+        if not one.writable and not one.asked:
+            # Triton, FlashInfer, TVM and the rest have variables of their own, so this need not stop a start.
+            yield self.warning(
+                f"{one.purpose}: {one.nearest} cannot be written by this user"
+                if one.path
+                else f"{one.purpose}: this user has no folder for them",
+                expected="writable",
+                found="not writable" if one.path else "none",
+                where=one.path or None,
+                remedy="set HOME, XDG_CACHE_HOME or TMPDIR in [env] to a folder that can be written",
+            )
+        elif not one.writable:
             yield self.error(
                 f"{one.purpose}: {one.nearest} cannot be written by this user",
                 expected="writable",
@@ -254,7 +269,7 @@ def device_nodes(self: Check, facts: Facts) -> Iterator[Finding]:
 def peer_access(self: Check, facts: Facts) -> Iterator[Finding]:
     """With several GPUs, an IOMMU that translates is named: it can slow PCIe peer access down or hang it."""
     iommu = _host(facts).iommu
-    if _ranks(facts) < 2:
+    if ranks_here(facts.deployment) < 2:
         raise Skip("one rank")
     if iommu.groups and not iommu.passthrough:
         yield self.info(
@@ -290,16 +305,6 @@ def py_spy(self: Check, facts: Facts) -> Iterator[Finding]:
             f"py-spy may not trace other processes here (ptrace_scope {found.ptrace_scope}): a hang will leave no dump",
             remedy="sysctl kernel.yama.ptrace_scope=0, or grant CAP_SYS_PTRACE",
         )
-
-
-def _ranks(facts: Facts) -> int:
-    """Scheduler processes on this node."""
-
-    def size(name: str) -> int:
-        return int(facts.deployment.get(name) or 1)
-
-    replicas = 1 if facts.deployment.get("enable_dp_attention") else size("dp_size")
-    return max(1, size("tp_size") * size("pp_size") * replicas // size("nnodes"))
 
 
 def _mib(size: int) -> str:

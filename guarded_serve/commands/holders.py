@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.facts.environment import server_view
 from guarded_serve.facts.gpu import MIB, Driver, ask_driver
 from guarded_serve.facts.gpu_choice import choose_gpus
 from guarded_serve.facts.gpu_holders import Holder, Holders, Leftover, find_holders, leftover
-from guarded_serve.facts.gpus import cards_of, server_view
+from guarded_serve.facts.gpus import cards_of
 from guarded_serve.facts.processes import PROC
 from guarded_serve.facts.terminate import Ended, end_processes
 from guarded_serve.profile.deployment import Deployment
@@ -96,7 +97,7 @@ def look(asked: Deployment | None, *, any_user: bool = False) -> tuple[Driver, t
     driver = ask_driver()
     found = find_holders(driver.gpus, PROC)
     if asked is not None and driver.trouble is None:
-        used = {device.index for device in choose_gpus(asked, cards_of(driver), server_view(asked, os.environ)).chosen}
+        used = {device.index for device in choose_gpus(asked, cards_of(driver), server_view(asked)).chosen}
         if used:
             driver = replace(driver, gpus=tuple(gpu for gpu in driver.gpus if gpu.index in used))
             mine = [one for one in found.holders if used.intersection(use.gpu for use in one.uses)]

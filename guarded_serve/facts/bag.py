@@ -22,7 +22,8 @@ class Facts:
     """What is known before anything starts."""
 
     deployment: Deployment
-    gpus: GpuFacts | None = None  # None too where the deployment does not run on CUDA
+    gpus: GpuFacts | None = None
+    other_device: str | None = None  # what the deployment runs on where that is not CUDA; then `gpus` is None
     host: HostFacts | None = None
     model: ModelFacts | None = None
     configuration: tuple[Finding, ...] = ()  # what reading profile and flags found

@@ -92,12 +92,15 @@ class _Cannot(Exception):
         self.problem = problem
 
 
-def other_device(deployment: Deployment) -> str | None:
-    """What the deployment runs on where that is not CUDA: then no GPU is looked at."""
+def other_device(deployment: Deployment, view: Mapping[str, str]) -> str | None:
+    """What the deployment runs on where that is not CUDA: then no GPU is looked at.
+
+    ``view`` is the server's environment; SGLang compares the variable with "1" (utils/common.py: is_cpu).
+    """
     if deployment.profile.engine.cpu_kernels:
         return "cpu"
     device = deployment.get("device")
-    if device is None and "SGLANG_USE_CPU_ENGINE" in deployment.environment:
+    if device is None and view.get("SGLANG_USE_CPU_ENGINE") == "1":
         return "cpu"
     return None if device in (None, "cuda") else str(device)
 
@@ -267,6 +270,14 @@ def _sizes(deployment: Deployment) -> _Sizes:
     if sizes.tp % max(sizes.nodes // sizes.pp, 1):
         raise _Cannot(_impossible(sizes, "the ranks of a pipeline stage spread evenly over its nodes"))
     return sizes
+
+
+def ranks_here(deployment: Deployment) -> int:
+    """Scheduler processes on this node; 1 where the sizes are impossible, which `choose_gpus` says."""
+    try:
+        return len(_positions(_sizes(deployment)))
+    except _Cannot:
+        return 1
 
 
 def _positions(sizes: _Sizes) -> list[tuple[int, int, int, int | None]]:

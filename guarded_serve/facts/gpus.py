@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from guarded_serve.facts.environment import server_view
 from guarded_serve.facts.gpu import PROBE_DEADLINE_S, Driver, Gpu, ask_driver
 from guarded_serve.facts.gpu_choice import Card, Device, GpuChoice, choose_gpus, other_device
 from guarded_serve.facts.gpu_holders import Holders, find_holders
@@ -60,13 +60,6 @@ class GpuFacts:
         return tuple((by_index[device.index], device) for device in self.choice.chosen)
 
 
-def server_view(deployment: Deployment, environment: Mapping[str, str]) -> dict[str, str]:
-    """Our environment with the profile's `[env]` over it: what the server process would see."""
-    view = dict(environment)
-    view.update({name: str(setting.value) for name, setting in deployment.environment.items()})
-    return view
-
-
 def cards_of(driver: Driver) -> tuple[Card, ...]:
     """What the choice needs to know of the cards."""
     return tuple(Card(gpu.index, gpu.uuid, gpu.name, tuple(mig.uuid for mig in gpu.mig_devices)) for gpu in driver.gpus)
@@ -80,9 +73,9 @@ def gather_gpus(
     model: ModelFacts | None = None,
 ) -> GpuFacts | None:
     """Ask the driver, resolve the choice, look for holders; None for one that is not on CUDA. Touches no GPU memory."""
-    if other_device(deployment):
+    view = server_view(deployment, environment)
+    if other_device(deployment, view):
         return None
-    view = server_view(deployment, os.environ if environment is None else environment)
     driver = ask_driver(deadline_s=deadline_s)
     if driver.trouble is not None:
         return GpuFacts(driver, GpuChoice(), on_bus=cards_on_bus())
@@ -103,7 +96,7 @@ def with_selftest(facts: GpuFacts, deployment: Deployment) -> GpuFacts:
     """The same facts with a self-test of the chosen GPUs, which must be empty: it allocates memory on them."""
     if not facts.choice.ranks:
         return facts
-    view = server_view(deployment, os.environ)
+    view = server_view(deployment)
     return replace(facts, selftest=run_selftest(deployment, facts.choice, view))
 
 

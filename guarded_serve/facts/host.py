@@ -8,10 +8,12 @@ import resource
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from guarded_serve.facts.environment import server_view
 from guarded_serve.facts.gpu_choice import other_device
 from guarded_serve.facts.memory import SystemMemory, read_system_memory
 from guarded_serve.facts.ports import Port, read_ports, wanted_ports
@@ -39,7 +41,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Disk:
-    """A folder that is written to. Bytes. ``nearest`` is the folder that exists on the way to it."""
+    """A folder that is written to. Bytes. ``nearest`` is the folder that exists on the way to it.
+
+    ``path`` is empty where there is no such folder for this user.
+    """
 
     purpose: str
     path: str
@@ -47,6 +52,7 @@ class Disk:
     free: int
     wanted: int
     writable: bool
+    asked: bool = False  # the profile names this very folder
 
 
 @dataclass(frozen=True)
@@ -93,15 +99,16 @@ class HostFacts:
 
 def gather_host(deployment: Deployment) -> HostFacts:
     """Read everything that the host checks judge."""
+    view = server_view(deployment)
     return HostFacts(
         ports=read_ports(wanted_ports(deployment)),
         shared_memory=read_shared_memory(),
         files=_limit(resource.RLIMIT_NOFILE),
         locked_memory=_limit(resource.RLIMIT_MEMLOCK),
         memory=read_system_memory(),
-        disks=tuple(read_disk(*wanted) for wanted in wanted_disks(deployment)),
+        disks=tuple(read_disk(*wanted) for wanted in wanted_disks(deployment, view)),
         clock=Clock(time.time(), _synchronised()),
-        nodes=() if other_device(deployment) else read_nodes(),
+        nodes=() if other_device(deployment, view) else read_nodes(),
         iommu=read_iommu(),
         py_spy=find_py_spy(),
         ptrace_scope=_integer(PROC / "sys/kernel/yama/ptrace_scope"),
@@ -109,27 +116,54 @@ def gather_host(deployment: Deployment) -> HostFacts:
     )
 
 
-def wanted_disks(deployment: Deployment) -> list[tuple[str, Path, int]]:
-    """Folders that are written to: purpose, path, bytes that they may come to hold."""
-    wanted = [
-        ("compiled kernels", Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), _JIT_CACHE_BYTES),
-        ("temporary files", Path(tempfile.gettempdir()), _TEMPORARY_BYTES),
+def wanted_disks(deployment: Deployment, view: Mapping[str, str]) -> list[tuple[str, Path | None, int, bool]]:
+    """Folders that are written to: purpose, path (None: there is none), bytes to come, whether the profile names it.
+
+    ``view`` is the server's environment.
+    """
+    wanted: list[tuple[str, Path | None, int, bool]] = [
+        ("compiled kernels", _cache_folder(view), _JIT_CACHE_BYTES, False),
+        ("temporary files", _temporary_folder(view), _TEMPORARY_BYTES, False),
     ]
     timing = deployment.profile.timing
     if timing.directory:
         ranks = int(deployment.get("tp_size") or 1) if timing.ranks == "all" else 1
-        wanted.append(("the cycle log", timing.directory, (timing.keep + 1) * timing.rotate_mib * MIB * ranks))
+        wanted.append(("the cycle log", timing.directory, (timing.keep + 1) * timing.rotate_mib * MIB * ranks, True))
     return wanted
 
 
-def read_disk(purpose: str, path: Path, wanted: int) -> Disk:
+def _cache_folder(view: Mapping[str, str]) -> Path | None:
+    """Where Triton and its like keep what they compile, unless they are told otherwise."""
+    if view.get("XDG_CACHE_HOME"):
+        return Path(view["XDG_CACHE_HOME"])
+    try:
+        return Path(view.get("HOME") or Path.home()) / ".cache"
+    except RuntimeError:  # no HOME, and a user without an entry in the password file
+        return None
+
+
+def _temporary_folder(view: Mapping[str, str]) -> Path | None:
+    """As Python's tempfile in the server will choose."""
+    named = [Path(view[name]) for name in ("TMPDIR", "TEMP", "TMP") if view.get(name)]
+    for folder in named:
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none of the usual folders can be written
+        return None
+
+
+def read_disk(purpose: str, path: Path | None, wanted: int, asked: bool = False) -> Disk:
     """Free space of the file system that a folder is on, or will be on once it is made."""
+    if path is None:
+        return Disk(purpose, "", "", 0, wanted, writable=False)
     nearest = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
     try:
         free = shutil.disk_usage(nearest).free
     except OSError:
         free = 0
-    return Disk(purpose, str(path), str(nearest), free, wanted, os.access(nearest, os.W_OK | os.X_OK))
+    return Disk(purpose, str(path), str(nearest), free, wanted, os.access(nearest, os.W_OK | os.X_OK), asked)
 
 
 def read_nodes(folder: Path = Path("/dev")) -> tuple[DeviceNode, ...]:

@@ -18,6 +18,7 @@ from guarded_serve.checks.runner import exit_code, run_checks
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.facts import gpus as gpus_module
 from guarded_serve.facts.bag import Facts
+from guarded_serve.facts.gather import gather
 from guarded_serve.facts.gpu_xid import Xid
 from guarded_serve.facts.gpus import PciCard, gather_gpus
 from guarded_serve.facts.reading import Reading
@@ -356,6 +357,6 @@ def test_a_machine_with_no_driver_is_refused_in_a_sentence(tmp_path: Path, monke
 @pytest.mark.parametrize("asked", [deployment(device="cpu")])
 def test_a_deployment_on_the_cpu_looks_at_no_gpu(asked: Any) -> None:
     assert gather_gpus(asked) is None
-    report = run_checks(CHECKS, Facts(asked))
+    report = run_checks(CHECKS, gather(asked, ("gpu",)))
     assert {outcome.status for outcome in report.outcomes} == {Status.SKIPPED}
     assert "runs on cpu" in (report.outcomes[0].reason or "")

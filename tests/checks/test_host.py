@@ -28,6 +28,8 @@ from guarded_serve.facts.host import (
 from guarded_serve.facts.memory import SystemMemory
 from guarded_serve.facts.shm import Segment, SharedMemory
 from guarded_serve.findings import Outcome, Status
+from guarded_serve.profile.deployment import Setting
+from guarded_serve.profile.model import Profile
 from tests.support.gpu_deployments import deployment
 
 MIB, GIB = 2**20, 2**30
@@ -122,16 +124,56 @@ def test_memory_that_is_configured() -> None:
 def test_a_control_group_is_tighter_than_the_host() -> None:
     grouped = SystemMemory(512 * GIB, 500 * GIB, limit=4 * GIB, limit_used=0, limit_path="/sys/fs/cgroup/x")
     outcome = _outcome("host.memory", memory=grouped)
-    assert outcome.status is Status.FAIL
+    assert outcome.status is Status.WARN  # what a process takes is an estimate, and refuses nobody
     assert "/sys/fs/cgroup/x" in _said(outcome)
+    assert _outcome("host.memory", {"hicache_size": 5}, memory=grouped).status is Status.FAIL
+    assert _outcome("host.memory", {"hicache_size": 3}, memory=grouped).status is Status.WARN
 
 
 def test_disk() -> None:
     full = Disk("the cycle log", "/var/log/x", "/var/log", 1 * MIB, 10 * GIB, writable=True)
     assert _outcome("host.disk", disks=(full,)).status is Status.WARN
-    closed = _outcome("host.disk", disks=(replace(full, writable=False),))
+    closed = _outcome("host.disk", disks=(replace(full, writable=False, asked=True),))
     assert closed.status is Status.FAIL
     assert closed.findings[0].exit_code == ExitCode.PERMISSION
+    assert _outcome("host.disk", disks=(replace(full, writable=False),)).status is Status.WARN
+    none = _outcome("host.disk", disks=(Disk("compiled kernels", "", "", 0, GIB, writable=False),))
+    assert none.status is Status.WARN
+    assert "this user has no folder for them" in _said(none)
+
+
+def _disks(environment: dict[str, str], **profile: Any) -> dict[str, Disk]:
+    asked = deployment()
+    asked = replace(
+        asked,
+        profile=Profile.model_validate(profile),
+        environment={name: Setting(value, "profile") for name, value in environment.items()},
+    )
+    return {one.purpose: one for one in gather_host(asked).disks}
+
+
+def test_the_folders_are_the_servers_own(tmp_path: Path) -> None:
+    found = _disks({"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}, timing={"directory": str(tmp_path)})
+    assert found["compiled kernels"].path == str(tmp_path / "home" / ".cache")
+    assert found["temporary files"].path == str(tmp_path)
+    assert [one.asked for one in found.values()] == [False, False, True]
+    found = _disks({"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": "/nowhere"})
+    assert found["compiled kernels"].path == str(tmp_path / "cache")
+
+
+def test_a_user_without_a_home_and_a_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    def no_folder() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr("tempfile.gettempdir", no_folder)
+    found = _disks({})
+    assert [(one.path, one.writable) for one in found.values()] == [("", False), ("", False)]
 
 
 def test_device_nodes() -> None:

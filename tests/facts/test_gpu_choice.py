@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from guarded_serve.exit_codes import ExitCode
-from guarded_serve.facts.gpu_choice import Card, GpuChoice, choose_gpus, other_device
+from guarded_serve.facts.environment import server_view
+from guarded_serve.facts.gather import gather
+from guarded_serve.facts.gpu_choice import Card, GpuChoice, choose_gpus, other_device, ranks_here
 from guarded_serve.profile.deployment import Setting
 from guarded_serve.profile.model import Profile
 from tests.support.gpu_deployments import deployment
@@ -144,13 +146,51 @@ def test_indices_with_different_cards_and_no_order_are_said() -> None:
 
 @pytest.mark.parametrize(("device", "other"), [("cpu", "cpu"), ("npu", "npu"), ("cuda", None), (None, None)])
 def test_only_cuda_is_looked_at(device: str | None, other: str | None) -> None:
-    assert other_device(deployment(device=device)) == other
+    assert other_device(deployment(device=device), {}) == other
 
 
 def test_cpu_kernels_mean_the_cpu() -> None:
     asked = deployment()
-    assert other_device(replace(asked, profile=Profile.model_validate({"engine": {"cpu_kernels": True}}))) == "cpu"
-    assert other_device(replace(asked, environment={"SGLANG_USE_CPU_ENGINE": Setting("1", "profile")})) == "cpu"
+    assert other_device(replace(asked, profile=Profile.model_validate({"engine": {"cpu_kernels": True}})), {}) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("ours", "profile", "other"),
+    [
+        ("1", None, "cpu"),
+        (None, "1", "cpu"),
+        ("1", "0", None),
+        (None, "0", None),
+        ("0", None, None),
+        (None, None, None),
+    ],
+)
+def test_the_cpu_engine_is_asked_for_in_the_environment(
+    ours: str | None, profile: str | None, other: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+    if ours is not None:
+        monkeypatch.setenv("SGLANG_USE_CPU_ENGINE", ours)
+    asked = deployment()
+    if profile is not None:
+        asked = replace(asked, environment={"SGLANG_USE_CPU_ENGINE": Setting(profile, "profile")})
+    assert gather(asked, ()).other_device == other
+    assert other_device(replace(asked, server=deployment(device="cuda").server), server_view(asked)) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "ranks"),
+    [
+        ({}, 1),
+        ({"tp_size": 4, "pp_size": 2}, 8),
+        ({"tp_size": 2, "dp_size": 3}, 6),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8),
+        ({"tp_size": 16, "nnodes": 2, "node_rank": 1}, 8),
+        ({"tp_size": 3, "nnodes": 2}, 1),  # impossible
+    ],
+)
+def test_ranks_here(server: dict[str, Any], ranks: int) -> None:
+    assert ranks_here(deployment(**server)) == ranks
 
 
 PLACED = [
