@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import lru_cache
+from operator import itemgetter
 
-from guarded_serve.timing.histogram import PER_E, LogHistogram
+from guarded_serve.timing.histogram import PER_E, ZERO, LogHistogram
 from guarded_serve.timing.record import LARGEST, MOST_ACCEPTED, read_line
 from guarded_serve.timing.summary import BIN_S, SLOWEST, BatchSummary, Summary, TimeBin
 
@@ -27,7 +28,6 @@ _SKELETON = re.compile(
 T, RANK, FORWARD, BS, STEPS, WIDTH, DRAFT, VERIFY, EXTEND, GPU, PERIOD, ACCEPT = range(12)
 _STAGES = {"draft_ms": DRAFT, "verify_ms": VERIFY, "extend_ms": EXTEND, "gpu_ms": GPU, "period_ms": PERIOD}
 _BIN_DIGITS = 9  # of a time in seconds with ten digits before the point: tens of seconds, which is `BIN_S`
-_MEMO_LIMIT = 200_000
 
 
 class _Shape:
@@ -46,32 +46,13 @@ def _shape(skeleton: bytes) -> _Shape | None:
     return None if match is None else _Shape(match)
 
 
-class _Buckets(dict[bytes, int]):
-    """The histogram bucket of a number as it is written; each spelling is worked out once."""
-
-    def __missing__(self, text: bytes) -> int:
-        if len(self) > _MEMO_LIMIT:
-            self.clear()
-        value = float(text)
-        bucket = self[text] = math.floor(math.log(value) * PER_E) if value > 0 else -(1 << 30)
-        return bucket
-
-
-_bucket = _Buckets().__getitem__
-
-
 def absorb(summary: Summary, block: bytes) -> None:
     """Count whole lines in. Lines that are no cycle record are counted as bad."""
     skeletons = block.translate(None, _DIGITS).split(b"\n")
     numbers = block.translate(None, _LETTERS).split(b"\n")
-    groups: dict[tuple[bytes, bytes], list[int]] = {}
-    for place, (skeleton, line) in enumerate(zip(skeletons, numbers, strict=True)):
-        key = (skeleton, line[:_BIN_DIGITS])
-        group = groups.get(key)
-        if group is None:
-            groups[key] = [place]
-        else:
-            group.append(place)
+    groups: defaultdict[tuple[bytes, bytes], list[int]] = defaultdict(list)
+    for place, key in enumerate(zip(skeletons, map(itemgetter(slice(_BIN_DIGITS)), numbers), strict=True)):
+        groups[key].append(place)
     lines: list[bytes] | None = None
     for (skeleton, moment), places in groups.items():
         shape = _shape(skeleton)
@@ -110,8 +91,9 @@ def _group(summary: Summary, shape: _Shape, moment_text: bytes, lines: list[byte
         for place in range(ACCEPT + 1, ACCEPT + bs):
             accepts.update(fields[place::width])
         counts = {int(text): number for text, number in accepts.items()}
-        columns = {name: fields[place::width] for name, place in _STAGES.items() if name not in shape.nulls}
-        values = {name: list(map(float, column)) for name, column in columns.items()}
+        values = {
+            name: list(map(float, fields[place::width])) for name, place in _STAGES.items() if name not in shape.nulls
+        }
     except ValueError:  # such as "1.2.3": a skeleton does not show it
         return False
     if max(rank, steps, draft_tokens, *map(max, values.values())) > LARGEST or max(counts) > MOST_ACCEPTED:
@@ -131,8 +113,8 @@ def _group(summary: Summary, shape: _Shape, moment_text: bytes, lines: list[byte
     totals = batch.totals
     accepted = sum(length * number for length, number in counts.items())
     sums = dict.fromkeys(_STAGES, 0.0)
-    for name, texts in columns.items():
-        sums[name] = _count(batch.stages[name], texts, values[name])
+    for name, column in values.items():
+        sums[name] = _count(batch.stages[name], column)
     totals.cycles += count
     totals.rows += bs * count
     totals.accepted += accepted
@@ -182,10 +164,13 @@ def _slowest(summary: Summary, gpu: list[float], times: list[float], forwards: l
             floor = slowest[0][0] if len(slowest) == SLOWEST else -1.0
 
 
-def _count(histogram: LogHistogram, texts: list[bytes], values: list[float]) -> float:
+def _count(histogram: LogHistogram, values: list[float]) -> float:
     """Count a column into the histogram; returns its sum."""
     buckets = histogram.buckets
-    for bucket, number in Counter(map(_bucket, texts)).items():
+    above = values if min(values) > 0 else [value for value in values if value > 0]
+    if len(above) < len(values):
+        buckets[ZERO] = buckets.get(ZERO, 0) + len(values) - len(above)
+    for bucket, number in Counter(map(math.floor, map(PER_E.__mul__, map(math.log, above)))).items():
         buckets[bucket] = buckets.get(bucket, 0) + number
     total, highest = sum(values), max(values)
     histogram.count += len(values)

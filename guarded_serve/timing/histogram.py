@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 WIDTH = 0.005
 PER_E = 1 / math.log1p(WIDTH)  # buckets to a factor of e
+ZERO = -(1 << 30)  # the bucket of what is not above zero
 
 
 @dataclass
@@ -23,7 +24,7 @@ class LogHistogram:
         self.count += 1
         self.total += value
         self.highest = max(self.highest, value)
-        bucket = math.floor(math.log(value) * PER_E) if value > 0 else -(1 << 30)
+        bucket = math.floor(math.log(value) * PER_E) if value > 0 else ZERO
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
     def merge(self, other: LogHistogram) -> None:
@@ -48,5 +49,5 @@ class LogHistogram:
         for bucket in sorted(self.buckets):
             seen += self.buckets[bucket]
             if seen >= wanted:
-                return 0.0 if bucket == -(1 << 30) else min(math.exp((bucket + 0.5) / PER_E), self.highest)
+                return 0.0 if bucket == ZERO else min(math.exp((bucket + 0.5) / PER_E), self.highest)
         return self.highest

@@ -16,7 +16,7 @@ from guarded_serve.timing.columns import absorb
 from guarded_serve.timing.record import FILE_NAME, Cycle
 from guarded_serve.timing.summary import Summary
 
-BLOCK = 1 << 20  # bytes parsed at a time
+BLOCK = 4 << 20  # bytes parsed at a time
 PART = 64 << 20  # bytes a process takes at a time; less than two of them are read in this process
 
 

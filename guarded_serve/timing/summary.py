@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from guarded_serve.timing.histogram import PER_E, LogHistogram
+from guarded_serve.timing.histogram import PER_E, ZERO, LogHistogram
 from guarded_serve.timing.totals import STAGES, BatchTotals
 
 SLOWEST = 20
@@ -179,6 +179,6 @@ def _count(histogram: LogHistogram, value: float) -> None:
     histogram.count += 1
     histogram.total += value
     histogram.highest = max(histogram.highest, value)
-    bucket = math.floor(math.log(value) * PER_E) if value > 0 else -(1 << 30)
+    bucket = math.floor(math.log(value) * PER_E) if value > 0 else ZERO
     buckets = histogram.buckets
     buckets[bucket] = buckets.get(bucket, 0) + 1
