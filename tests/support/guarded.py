@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import psutil
 
-from guarded_serve.engine_link import ENVIRONMENT_KEY
 from tests.support.supervised import free_port
 from tests.support.tied import tied_to_parent
 
@@ -70,18 +69,10 @@ class Guarded:
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     def family(self) -> list[psutil.Process]:
-        """Every live process that this launch started, wherever it has moved to: by the mark in its environment."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and self._mark() in process.environ().get(
-                    ENVIRONMENT_KEY, ""
-                ):
-                    found.append(process)
-        return found
-
-    def _mark(self) -> str:
-        return f'"cycles_directory":"{self.cycles}"'
+        """Every live process below the launcher."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
 
     def stop(self, with_signal: int = signal.SIGINT, seconds: float = 60) -> int:
         """Ask the launcher to stop; its exit code."""
@@ -94,9 +85,11 @@ def guarded(folder: Path, *arguments: str, profile: Path = DEMO_PROFILE, ready: 
     """The launcher on a free port, with its log and cycles in ``folder``; killed at the end if it still runs."""
     port = free_port()
     server = Guarded(_start(folder, port, profile, arguments), port, folder / "launcher.log", folder / "cycles")
+    family: list[psutil.Process] = []
     try:
         if ready and not server.wait_for("state=serving", READY_S):
             raise RuntimeError(f"not serving; exit {server.process.poll()}\n{server.log[-6000:]}")
+        family = server.family()
         yield server
     finally:
         if server.process.poll() is None:
@@ -106,7 +99,7 @@ def guarded(folder: Path, *arguments: str, profile: Path = DEMO_PROFILE, ready: 
             except subprocess.TimeoutExpired:
                 server.process.kill()
                 server.process.wait()
-        for process in server.family():
+        for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
