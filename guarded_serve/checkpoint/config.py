@@ -46,6 +46,8 @@ _POSITIVE = (
 )
 _FLAGS = ("tie_word_embeddings", "norm_before_residual", "norm_before_fc", "norm_output", "use_aux_norm", "bias")
 _MAX_SIZE = 2**31
+MAX_ROPE_FACTOR = 1e6
+"""Beyond any real one (DeepSeek 40, Kimi 64)."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,11 @@ def _problems(raw: Mapping[str, Any], decoder: Mapping[str, Any], path: Path) ->
             value = source.get(key)
             if value is not None and not isinstance(value, bool):
                 problems.append(_wrong(path, key, "true or false", value))
+        for place in ("rope_scaling", "rope_parameters"):
+            nested = source.get(place)
+            factor = nested.get("factor") if isinstance(nested, dict) else None
+            if factor is not None and not 0 < (_number(factor) or 0) < MAX_ROPE_FACTOR:
+                problems.append(_wrong(path, f"{place}.factor", f"a number below {MAX_ROPE_FACTOR:g}", factor))
     names = raw.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         problems.append(_wrong(path, "architectures", "a list of names", names))

@@ -71,7 +71,11 @@ def looks_like_eagle3(weights: Weights) -> str | None:
     for name, tensor in weights.tensors.items():
         if name == "d2t" or name.endswith(".d2t"):
             return f"it has a {name}"
-        if name.endswith("fc.weight") and len(tensor.shape) == 2 and tensor.shape[1] >= 3 * tensor.shape[0]:
+        if (
+            (name == "fc.weight" or name.endswith(".fc.weight"))
+            and len(tensor.shape) == 2
+            and tensor.shape[1] >= 3 * tensor.shape[0]
+        ):
             return f"{name} is {list(tensor.shape)}, as wide as {tensor.shape[1] // tensor.shape[0]} states"
         if name.endswith("hidden_norm.weight"):
             return f"it has a {name}"

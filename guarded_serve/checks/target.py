@@ -22,6 +22,8 @@ COMPARED = (
     "vocab_size",
     "max_position_embeddings",
     "tie_word_embeddings",
+    "rope_scaling.factor",
+    "rope_parameters.factor",
 )
 """Keys of the target that rules about drafters read."""
 

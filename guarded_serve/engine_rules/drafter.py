@@ -29,6 +29,9 @@ _LLAMA_DEFAULTS = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
 }
+DIVIDING = ("llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe")
+"""Values of `model_type` whose config class has no head_dim of its own, so that it is hidden size / heads: in the class
+(LlamaConfig, MistralConfig) or in `srt/models/llama.py: LlamaAttention`."""
 _MLA_KEYS = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -203,8 +206,8 @@ def _llama_rules(config: ModelConfig, version: Version) -> HeadRules:
 
 def _llama_dimensions(config: ModelConfig) -> Dimensions:
     assumed = [key for key in _LLAMA_DEFAULTS if config.integer(key) is None]
-    if config.integer("head_dim") is None and config.model_type != "llama":
-        assumed.append("head_dim")  # LlamaConfig divides; others have a default of their own (Qwen3Config: 128)
+    if config.integer("head_dim") is None and config.model_type not in DIVIDING:
+        assumed.append("head_dim")  # some have a default of their own (Qwen3Config: 128)
     value = {key: config.integer(key) or default for key, default in _LLAMA_DEFAULTS.items()}
     heads = value["num_attention_heads"]
     hidden = value["hidden_size"]

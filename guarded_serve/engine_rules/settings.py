@@ -9,14 +9,18 @@ Source, SGLang 0.5.16 to 0.5.23: `srt/arg_groups/speculative_hook.py` (`_handle_
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from guarded_serve.checkpoint.config import ModelConfig
+from guarded_serve.checkpoint.config import MAX_ROPE_FACTOR, ModelConfig
 from guarded_serve.engine_rules.versions import Version
 
 ROPE_TYPES = (
     "default", "llama3", "linear", "dynamic", "yarn", "deepseek_yarn", "longrope", "mrope", "proportional",
 )  # fmt: skip
 _CONTEXT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+_WITH_ORIGINAL = ("llama3", "yarn", "longrope")
+"""Types for which transformers 5 fills in `original_max_position_embeddings` (modeling_rope_utils.py), so that SGLang
+leaves the factor out."""
 _LLAMA_MAX_POSITIONS = 2048  # transformers' LlamaConfig
 
 
@@ -50,9 +54,11 @@ def context_length(config: ModelConfig) -> int:
     """The context length that SGLang derives from a config, in tokens."""
     factor: float = 1
     rope = config.get("rope_scaling") or config.get("rope_parameters")
-    if isinstance(rope, dict) and "original_max_position_embeddings" not in rope and rope.get("rope_type") != "llama3":
-        value = rope.get("factor", 1)
-        factor = value if isinstance(value, (int, float)) and not isinstance(value, bool) else 1
+    if isinstance(rope, dict) and "original_max_position_embeddings" not in rope:
+        value: Any = rope.get("factor")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and 0 < value < MAX_ROPE_FACTOR and config.rope.type not in _WITH_ORIGINAL:
+            factor = value
     for key in _CONTEXT_KEYS:
         length = config.integer(key)
         if length is not None:

@@ -63,12 +63,30 @@ def test_the_dtype_that_sglang_runs_in(raw: dict[str, Any], setting: str | None,
             4096,
         ),
         ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, 16384),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": float("inf")}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 1e300}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": True}}, 4096),
         ({"max_seq_len": 1024, "max_position_embeddings": 4096}, 1024),
         ({}, 2048),
     ],
 )
 def test_context_length(raw: dict[str, Any], tokens: int) -> None:
     assert context_length(config(**raw)) == tokens
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope", "llama3", "default"])
+def test_which_types_get_their_original_length_from_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": kind, "factor": 4.0, "short_factor": [1.0] * 32, "long_factor": [1.0] * 32}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    made = transformers.LlamaConfig(max_position_embeddings=4096, hidden_size=2048, rope_scaling=rope)
+    filled = made.rope_parameters.get("original_max_position_embeddings") == 4096
+    ours = context_length(config(max_position_embeddings=4096, rope_scaling=rope))
+    assert ours == (4096 if filled or kind == "llama3" else 16384)
 
 
 def test_nested_decoders() -> None:
@@ -95,7 +113,9 @@ def test_ids_in_both_places() -> None:
     [
         {"hidden_size": "4096"}, {"hidden_size": -1}, {"hidden_size": 1.5}, {"hidden_size": True},
         {"vocab_size": 2**40}, {"tie_word_embeddings": "false"}, {"architectures": "LlamaForCausalLM"},
-        {"eagle_config": []},
+        {"eagle_config": []}, {"rope_scaling": {"factor": float("inf")}}, {"rope_parameters": {"factor": 1e300}},
+        {"rope_scaling": {"factor": 0}}, {"rope_scaling": {"factor": -2.0}}, {"rope_scaling": {"factor": "4"}},
+        {"rope_scaling": {"factor": 10**400}}, {"rope_scaling": {"factor": True}},
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": "1,3,4"}}, {"eagle_aux_hidden_state_layer_ids": [1.0, 2]},
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ import pytest
 
 from guarded_serve.checkpoint.config import parse_config
 from guarded_serve.engine_rules.capture import Shift, known_targets, shift_rule
+from guarded_serve.engine_rules.drafter import DIVIDING
 from guarded_serve.engine_rules.self_draft import _CLASSES, drafts_itself
 from guarded_serve.engine_rules.settings import FORCED_DTYPES, forced_dtype, raises_on_longer_context
 from guarded_serve.engine_rules.versions import Version, parse_version
@@ -200,6 +201,20 @@ def test_targets_whose_dtype_is_forced(version: str, srt: Path) -> None:
                             by_function[name] = ast.literal_eval(inner.value)
     assert constant == FORCED_DTYPES
     assert by_function == {"GptOssForCausalLM": "bfloat16"}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", *DIVIDING])
+def test_config_classes_without_a_head_dim_of_their_own(model_type: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = transformers.AutoConfig.for_model(model_type, hidden_size=96, num_attention_heads=4, num_key_value_heads=2)
+    found = getattr(made, "head_dim", None) or 96 // 4  # LlamaAttention: getattr(config, "head_dim", hidden // heads)
+    assert (found == 24) is (model_type in DIVIDING)
+
+
+@each_source
+def test_attention_divides_where_there_is_no_head_dim(version: str, srt: Path) -> None:
+    packed = re.sub(r"\s+", "", (srt / "models" / "llama.py").read_text())
+    assert 'self.head_dim=getattr(config,"head_dim",self.hidden_size//self.total_num_heads)' in packed
 
 
 @pytest.mark.parametrize(

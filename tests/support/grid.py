@@ -690,6 +690,8 @@ simple("S unknown rope type", setting("rope_scaling", {"rope_type": "spiral", "f
 simple("S two rope bases", setting("rope_parameters", {"rope_theta": 5e5}))
 simple("S no model_type", setting("model_type", ABSENT))
 simple("S Qwen3 config without head_dim", every(setting("model_type", "qwen3"), setting("head_dim", ABSENT)))
+simple("S Qwen2 config without head_dim", every(setting("model_type", "qwen2"), setting("head_dim", ABSENT)))
+simple("T rope factor without bound", setting("rope_scaling", {"rope_type": "linear", "factor": float("inf")}))
 simple("S no architecture", setting("architectures", ABSENT))
 simple("S class of its own", setting("architectures", ["MyEagle3Head"]))
 simple("S class of its own, external package", setting("architectures", ["MyEagle3Head"]),
@@ -705,6 +707,15 @@ simple("T tree too small", **dict(zip(THREE, (2, 2, 16), strict=True)))
 simple("T steps alone", speculative_num_steps=3)
 simple("T quantization inherited", quantization="fp8")
 simple("T quantization kept apart", quantization="fp8", speculative_draft_model_quantization="unquant")
+spoilt("T quantized drafter, by Model-Optimizer", lambda folder: hf_quant(folder, "FP8"))
+spoilt("T drafter that Model-Optimizer left alone", lambda folder: hf_quant(folder, None))
+
+
+def hf_quant(folder: Path, algorithm: str | None) -> None:
+    document = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(document))
+
+
 simple("T quantized drafter", setting("quantization_config", {"quant_method": "fp8"}))
 simple("T invented accept length", environment={"SGLANG_SIMULATE_ACC_LEN": "2.5"})
 simple("T invented accept length, off", environment={"SGLANG_SIMULATE_ACC_LEN": "-1"})
@@ -735,6 +746,16 @@ CASES["U NEXTN, DeepSeek without its MTP layer"] = lambda: Case(
     None, deepseek_target(mtp=False), {"algorithm": "NEXTN"}
 )
 CASES["U STANDALONE"] = lambda: Case(target(layers=2, hidden=16), settings={"algorithm": "STANDALONE"})
+
+
+def gpt2_like() -> Model:
+    """A drafter whose feed-forward parts are called c_fc."""
+    model = target(layers=2, hidden=16)
+    model.tensors["transformer.h.0.mlp.c_fc.weight"] = Data("BF16", (16, 64))
+    return model
+
+
+CASES["U STANDALONE with a c_fc"] = lambda: Case(gpt2_like(), settings={"algorithm": "STANDALONE"})
 CASES["U STANDALONE, another vocabulary"] = lambda: Case(
     target(layers=2, hidden=16, vocabulary=2048), settings={"algorithm": "STANDALONE"}
 )
