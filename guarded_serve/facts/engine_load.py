@@ -101,7 +101,7 @@ def ask(
 ) -> list[EngineLoad]:
     """What SGLang does with each pair, as `engine.oracle` describes them. Raises `NoAnswer`."""
     answer = ask_raw({"pairs": list(pairs)}, python=python, environment=environment, deadline_s=deadline_s)
-    return [_load(answer["version"], one) for one in answer["pairs"]]
+    return [read_load(answer["version"], one) for one in answer["pairs"]]
 
 
 def ask_raw(
@@ -151,7 +151,8 @@ def ask_raw(
     return answer
 
 
-def _load(version: str, told: Mapping[str, Any]) -> EngineLoad:
+def read_load(version: str, told: Mapping[str, Any]) -> EngineLoad:
+    """One of the answer's pairs."""
     layers, dropped = told["captured_layers"], told.get("without_effect")
     return EngineLoad(
         version=version,
