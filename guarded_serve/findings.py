@@ -35,7 +35,7 @@ class Finding:
     """One sentence, its evidence and its mend.
 
     ``check`` is the stable name ``family.what``. ``message`` is one sentence with the numbers in it. ``where`` is a
-    file, a tensor in a file, a device or an address. ``exit_code`` is what an error of this kind ends the launcher with.
+    file, a tensor in a file, a device or an address. ``exit_code`` is what such an error ends the launcher with.
     """
 
     check: str

@@ -67,7 +67,7 @@ def _less(arguments: Sequence[str], names: Collection[str], dump: ParserDump) ->
 
 
 def _setting_of(word: str, options: Mapping[str, str]) -> str | None:
-    """The setting that a word of a command line gives; None for a value. Abbreviations count, as argparse counts them."""
+    """The setting that a word of a command line gives; None for a value. Abbreviations count, as in argparse."""
     if not word.startswith("-"):
         return None
     option = word.partition("=")[0]
