@@ -18,6 +18,10 @@ _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "tokenize
 _ALL_FILES = (*_SMALL_FILES, "*.safetensors")
 
 
+ELSEWHERE = "elsewhere"
+"""Kind of the problem that is none: SGLang can load from there, the guard cannot look."""
+
+
 @dataclass(frozen=True)
 class Located:
     """Where a model is. ``complete`` is False where its weights were not fetched (SGLang does that at its start)."""
@@ -31,6 +35,9 @@ class Located:
 def locate(name: str, revision: str | None, *, fetch_weights: bool) -> Located:
     """Find a model. ``fetch_weights``: download the weights of a hub id too, not only its small files."""
     path = Path(name)
+    if "://" in name or path.suffix == ".gguf":
+        kind = "a GGUF file" if path.suffix == ".gguf" else "not on this disk"
+        return Located(None, Problem(ELSEWHERE, f"{name} is {kind}, which SGLang reads and these rules do not", path))
     try:
         if path.is_dir():
             return Located(path)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+HARMLESS = ("unlisted-shard", "index-incomplete")
+"""Kinds of faults of a folder with which SGLang still loads every tensor that its index names: warnings."""
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -114,7 +114,7 @@ def _decoder_tokens(raw: Any) -> dict[int, str]:
 
 _VOCAB = re.compile(rb'"vocab"\s*:\s*(?=[{\[])')
 _ADDED = re.compile(rb'"added_tokens"\s*:\s*(?=\[)')
-_MERGES = re.compile(rb'"merges"\s*:')
+_MERGES = re.compile(rb'"merges"\s*:\s*(?=\[)')  # the word is a token of many vocabularies, with a number behind it
 
 
 def _tokenizer_json(path: Path) -> tuple[dict[int, str], dict[int, str]]:
@@ -136,7 +136,8 @@ def _tokenizer_json(path: Path) -> tuple[dict[int, str], dict[int, str]]:
             if isinstance(entry, list) and entry and isinstance(entry[0], str)
         }
     added = _ADDED.search(raw)
-    entries = _part(raw[added.end() : added.end() + VOCAB_LIMIT], path) if added else []
+    stop = found.start() if added and added.end() < found.start() else len(raw)  # else the vocabulary would count too
+    entries = _part(raw[added.end() : stop], path) if added else []
     special = {}
     for entry in entries if isinstance(entries, list) else ():
         token, text = (entry.get("id"), entry.get("content")) if isinstance(entry, dict) else (None, None)

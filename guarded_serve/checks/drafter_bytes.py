@@ -43,6 +43,10 @@ def numbers(self: Check, facts: Facts) -> Iterator[Finding]:
                 where=f"{tensors[name].path}: {name}",
                 remedy="export the drafter again from a checkpoint before its training diverged",
             )
+    floats = {name: one.dtype for name, one in tensors.items() if one.dtype.startswith("F") and one.count}
+    unscanned = sorted({dtype for name, dtype in floats.items() if name not in found.numbers})
+    if unscanned and not found.unread:
+        yield self.info(f"tensors of {', '.join(unscanned)} are not looked through for NaN and Inf")
     for file, digest in found.sha256.items():
         yield self.info(f"sha256 of {file}: {digest}")
 

@@ -26,6 +26,7 @@ from guarded_serve.engine_rules.settings import (
     raises_on_longer_context,
     runtime_dtype,
 )
+from guarded_serve.facts.environment import is_true
 from guarded_serve.findings import Finding
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def served_context(self: Check, facts: Facts) -> Iterator[Finding]:
     ours = context_length(config)
     if served <= ours:
         return
-    allowed = model.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "").lower() in ("1", "true", "yes")
+    allowed = is_true(model.environment.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"))
     message = f"the served context is {served} tokens, the drafter's {ours}"
     evidence = {"expected": f"at most {ours}", "found": str(served), "where": str(config.path)}
     set_here = explicit is not None
@@ -427,6 +428,33 @@ def settings(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
+@check("drafter.graph_batch", source="EAGLE 298; srt/arg_groups: --cuda-graph-max-bs")
+def graph_batch(self: Check, facts: Facts) -> Iterator[Finding]:
+    """CUDA graphs are captured up to the batch size that is expected: beyond it drafting runs without them, slowly."""
+    model, get = models(facts), facts.deployment.get
+    if model.algorithm is None:
+        raise Skip("no speculative algorithm is set")
+    for name in ("cuda_graph_max_bs_decode", "cuda_graph_max_bs"):
+        limit = get(name)
+        if type(limit) is not int or not facts.deployment.is_set(name):
+            continue
+        profile = facts.deployment.profile
+        wanted = [("max_running_requests", get("max_running_requests"))]
+        if "batch_sizes" in profile.smoke.model_fields_set:
+            wanted.append(("smoke.batch_sizes", max(profile.smoke.batch_sizes)))
+        over = [(what, size) for what, size in wanted if type(size) is int and size > limit]
+        if over:
+            what, size = over[0]
+            yield self.warning(
+                f"{name} is {limit}, but {what} allows batches of {size}: those beyond {limit} draft and verify "
+                "without CUDA graphs",
+                expected=f"at least {size}",
+                found=str(limit),
+                remedy=f"raise {name}, or lower {what}",
+            )
+        return
+
+
 @check("drafter.target_class", needs=("drafter.config", "target.config"), source="speculators_config.verifier")
 def verifier(self: Check, facts: Facts) -> Iterator[Finding]:
     """Where the drafter records the target that it was trained for, it is this one."""
@@ -465,5 +493,6 @@ CHECKS = (
     dtype,
     quantization,
     settings,
+    graph_batch,
     verifier,
 )

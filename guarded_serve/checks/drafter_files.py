@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from guarded_serve.checkpoint.hub import ELSEWHERE
+from guarded_serve.checkpoint.problem import HARMLESS
 from guarded_serve.checks.interface import Check, Skip, check
 from guarded_serve.checks.model_facts import (
     drafter,
@@ -47,6 +49,8 @@ def wanted(self: Check, facts: Facts) -> Iterator[Finding]:
 def path(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter is a folder on disk, or a hub id that can be resolved."""
     found = drafter(facts)
+    if found.missing is not None and found.missing.kind == ELSEWHERE:
+        raise Skip(found.missing.message)
     if found.missing is not None:
         yield self.error(
             f"the drafter is not there: {found.missing.message}",
@@ -90,7 +94,7 @@ def config(self: Check, facts: Facts) -> Iterator[Finding]:
 def files(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's safetensors files are whole: header, size, shards and index agree."""
     problems = [problem for problem in drafter_weights(facts).problems if problem.kind != "pickle-only"]
-    yield from from_problems(self, problems, warn=("unlisted-shard", "index-incomplete"))
+    yield from from_problems(self, problems, warn=HARMLESS)
 
 
 @check("drafter.pickle", needs=("drafter.path",), source="sglang 3315")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from guarded_serve.checkpoint.hub import ELSEWHERE
+from guarded_serve.checkpoint.problem import HARMLESS
 from guarded_serve.checks.interface import Check, Skip, check
 from guarded_serve.checks.model_facts import flag, from_problems, models, target_config
 from guarded_serve.engine_rules.capture import shift_rule
@@ -32,6 +34,8 @@ COMPARED = (
 def path(self: Check, facts: Facts) -> Iterator[Finding]:
     """The target is a folder on disk, or a hub id that can be resolved."""
     target = models(facts).target
+    if target.missing is not None and target.missing.kind == ELSEWHERE:
+        raise Skip(target.missing.message)
     if target.missing is not None:
         yield self.error(
             f"the target is not there: {target.missing.message}",
@@ -60,10 +64,12 @@ def config(self: Check, facts: Facts) -> Iterator[Finding]:
 def weights(self: Check, facts: Facts) -> Iterator[Finding]:
     """Every shard of the target is there and as long as its header says."""
     target = models(facts).target
+    if str(facts.deployment.get("load_format") or "").lower() == "dummy":
+        raise Skip("load_format is dummy: SGLang reads no weights of the target")
     if target.weights is None:
         raise Skip("the target's weights are not fetched yet; SGLang fetches them at its start")
     # A target may be a pickle or GGUF that SGLang loads: its own business.
-    yield from from_problems(self, target.weights.problems, warn=("unlisted-shard", "index-incomplete", "pickle-only"))
+    yield from from_problems(self, target.weights.problems, warn=(*HARMLESS, "pickle-only"))
 
 
 @check(
@@ -83,6 +89,15 @@ def captures_layers(self: Check, facts: Facts) -> Iterator[Finding]:
         yield self.warning(
             f"which layers {name} captures for an EAGLE-3 drafter is not known to these rules",
             found=name,
+            remedy="the load gate and the probe will judge it; watch the accept length",
+        )
+    elif model.target_layers is None:
+        yield self.warning(
+            f"the target's config.json does not say how many layers {name} has, so that which of them it captures for "
+            "the drafter is not known",
+            expected="num_hidden_layers",
+            found="absent",
+            where=str(target_config(facts).path),
             remedy="the load gate and the probe will judge it; watch the accept length",
         )
 

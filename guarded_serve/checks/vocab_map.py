@@ -108,6 +108,7 @@ def map_values(self: Check, facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield from _faults(self, statistics, vocabulary, where, masked=models(facts).map.t2d is not None)
+        yield from _beyond_the_tokenizer(self, statistics, models(facts).tokenizer_length, vocabulary, where)
 
 
 def _faults(self: Check, statistics: MapStatistics, vocabulary: int, where: str, *, masked: bool) -> Iterator[Finding]:
@@ -144,6 +145,24 @@ def _faults(self: Check, statistics: MapStatistics, vocabulary: int, where: str,
                 remedy="the load gate and the probe will judge it; a smoke test does so before",
                 **evidence,
             )
+
+
+def _beyond_the_tokenizer(
+    self: Check, statistics: MapStatistics, length: int | None, vocabulary: int, where: str
+) -> Iterator[Finding]:
+    """Padding of the vocabulary is no token: vLLM 7252."""
+    if length is None:
+        return
+    padding = [token for token in statistics.ids if length <= token < vocabulary]
+    if padding:
+        yield self.warning(
+            f"{len(padding)} of {len(statistics.ids)} ids are padding of the target's vocabulary, beyond the {length} "
+            f"tokens of its tokenizer (the first: {padding[0]})",
+            expected=f"0 to {length - 1}",
+            found=str(padding[0]),
+            where=where,
+            remedy="export the map that the head was trained with",
+        )
 
 
 def _consequence(statistics: MapStatistics, vocabulary: int) -> str:

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
 
 def _deepened(model: ModelFacts, options: argparse.Namespace, deployment: Deployment) -> ModelFacts:
     """What takes longer and was asked for."""
-    if options.deep:
+    if options.deep or deployment.profile.preflight.deep:
         model = _scanned(model)
     if options.with_engine:
         from guarded_serve.facts.engine_load import with_engine_load  # noqa: PLC0415

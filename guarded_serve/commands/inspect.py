@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Read, print; 66 where a folder is missing."""
+    from guarded_serve.checkpoint.problem import HARMLESS  # noqa: PLC0415
     from guarded_serve.facts.model import read_checkpoint  # noqa: PLC0415 - `--help` needs none of it
 
     names = [options.drafter] + ([options.against] if options.against else [])
@@ -49,7 +50,9 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         sys.stdout.write(json.dumps(views if len(views) > 1 else views[0], indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(text(views)) + "\n")
-    return ExitCode.REFUSED if any(one["problems"] for one in views) else ExitCode.OK
+    parts = [part for found in read for part in (found.config, found.weights) if part is not None]
+    refused = any(problem.kind not in HARMLESS for part in parts for problem in part.problems)
+    return ExitCode.REFUSED if refused else ExitCode.OK
 
 
 def view(found: Checkpoint, target: Checkpoint | None, sglang: str | None) -> dict[str, Any]:

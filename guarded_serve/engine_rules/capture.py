@@ -153,6 +153,15 @@ def default_layers(layers: int) -> tuple[int, int, int]:
     return (2, layers // 2, layers - 3)
 
 
+def layer_count(target: ModelConfig) -> int | None:
+    """A target's layers; LongCat calls them num_layers (srt/configs/longcat_flash.py)."""
+    found = target.integer("num_hidden_layers")
+    if found is None and target.architecture == "LongcatFlashForCausalLM":
+        value = target.get("num_layers")
+        return value if type(value) is int and value > 0 else None
+    return found
+
+
 def uses_aux_states(drafter: ModelConfig) -> bool:
     """`eagle_config.use_aux_hidden_state`, true where it is absent (spec_aux_hidden_state.py)."""
     return bool(drafter.eagle.get("use_aux_hidden_state", True))

@@ -192,7 +192,16 @@ def ask_driver(environment: Mapping[str, str] | None = None, deadline_s: float =
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         text = f"the probe ended with {how}" + (f": {last[0]}" if last else "")
         return Driver(DriverTrouble(Trouble.CRASHED, text, _asking(lines)), seconds=seconds)
-    return read_answer(json.loads(lines[-1]), seconds)
+    try:
+        return read_answer(json.loads(lines[-1]), seconds)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # a line of the driver's own, or of a shell's start-up file
+        text = f"the probe's answer cannot be read: {lines[-1][:120]!r}"
+        return Driver(DriverTrouble(Trouble.CRASHED, text, _asking(lines)), seconds=seconds)
 
 
 def _hung(child: subprocess.Popen[bytes], output: bytes, deadline_s: float) -> DriverTrouble:

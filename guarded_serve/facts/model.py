@@ -20,7 +20,7 @@ from guarded_serve.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from guarded_serve.checkpoint.values import read_integers
 from guarded_serve.checkpoint.vocab_map import MapStatistics, judge_map
 from guarded_serve.checkpoint.weights import Weights, read_weights
-from guarded_serve.engine_rules.capture import Capture, predict_capture
+from guarded_serve.engine_rules.capture import Capture, layer_count, predict_capture
 from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, HeadRules, Loading, head_rules, load_names, load_order
 from guarded_serve.engine_rules.versions import Version, rules_version
 from guarded_serve.facts.rows import (
@@ -128,7 +128,7 @@ class ModelFacts:
     def target_layers(self) -> int | None:
         """Layers of the target."""
         config = self.target.readable_config
-        return config.integer("num_hidden_layers") if config else None
+        return layer_count(config) if config else None
 
     @cached_property
     def capture(self) -> Capture | None:

@@ -47,6 +47,9 @@ def end_processes(
         except ProcessLookupError:
             results[process.pid] = Ended(process, "gone")
             continue
+        except OSError:  # no pidfd: a seccomp filter, or no descriptors left
+            results[process.pid] = Ended(process, "alive")
+            continue
         if read_process(process.pid).started != process.started:
             os.close(descriptor)
             results[process.pid] = Ended(process, "another")

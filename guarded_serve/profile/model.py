@@ -91,6 +91,9 @@ class Preflight(Section):
         "Checks whose errors count as warnings (`check --list` names them); they run and are logged at every start.",
         expected='a list of check names such as "drafter.rope"',
     )
+    deep: bool = _key(
+        False, "Read every byte of the drafter at every start, as `check --deep` does: NaN, Inf, constant tensors."
+    )
 
 
 class Probe(Section):

@@ -63,6 +63,21 @@ def test_tokenizer_json(tmp_path: Path) -> None:
     assert found.length == 8
 
 
+def test_a_vocabulary_as_large_as_gemmas(tmp_path: Path) -> None:
+    size = 262_144
+    document = {
+        "added_tokens": [{"id": i, "content": f"<unused{i}>"} for i in range(6000)],
+        "model": {
+            "vocab": {"merges" if i == 9 else f"t{i}": i for i in range(size)},
+            "merges": [["a", "b"]] * 560_000,
+        },
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document, separators=(",", ":")))
+    found = read_tokenizer(tmp_path)
+    assert found.problems == ()
+    assert (len(found.tokens), len(found.special)) == (size, 6000)
+
+
 def test_unigram(tmp_path: Path) -> None:
     tokenizer_json(tmp_path, type="Unigram", vocab=[[word, -1.0] for word in PRINTABLE])
     assert read_tokenizer(tmp_path).tokens == dict(enumerate(PRINTABLE))

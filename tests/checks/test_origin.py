@@ -74,3 +74,13 @@ def test_tokens_that_one_tokenizer_lacks_are_told(tmp_path: Path) -> None:
         built = build(f"V STANDALONE, tokens of the {name} alone", tmp_path / name)
         report = judge(deployment(built.target, built.drafter, **built.settings))
         assert f"6 tokens that can be drafted are in the tokenizer of {owner}" in message(report, "drafter.tokenizer")
+
+
+def test_numbers_that_are_not_looked_through_are_named(tmp_path: Path) -> None:
+    head = drafter(quantization_config={"quant_method": "fp8"})
+    head.tensors["fc.weight"] = Data("F8_E4M3", (32, 96))
+    target().write(tmp_path / "target")
+    report = judge(deployment(tmp_path / "target", head.write(tmp_path / "fp8")), deep=True)
+    assert "tensors of F8_E4M3 are not looked through for NaN and Inf" in message(report, "drafter.numbers")
+    report = judge(deployment(tmp_path / "target", drafter().write(tmp_path / "bf16")), deep=True)
+    assert "not looked through" not in message(report, "drafter.numbers")

@@ -73,3 +73,11 @@ def test_missing_and_broken(folder: Path, tmp_path: Path) -> None:
     broken = inspect(tmp_path / "cut")
     assert broken.returncode == 65
     assert "5 bytes shorter than its header says" in broken.stdout
+
+
+def test_what_check_only_warns_about_is_no_refusal(tmp_path: Path) -> None:
+    folder = drafter().write(tmp_path / "drafter", shards=3)
+    drafter().write(folder)  # one more file, which the index does not name
+    done = inspect(folder)
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors is in the folder but not in model.safetensors.index.json" in done.stdout

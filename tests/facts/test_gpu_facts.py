@@ -103,3 +103,12 @@ def test_a_script_that_is_missing_is_no_library(tmp_path: Path) -> None:
     trouble = ask_driver({**os.environ, **variables}).trouble
     assert trouble is not None
     assert trouble.kind is Trouble.NO_LIBRARY
+
+
+@pytest.mark.parametrize("said", ["goodbye", '"a string"', "[]", '{"init": 3}', "{}"])
+def test_a_last_line_that_is_no_answer(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setattr("guarded_serve.facts.gpu.own_command", lambda *_: ["/bin/echo", said])
+    trouble = ask_driver().trouble
+    assert trouble is not None
+    assert trouble.kind is Trouble.CRASHED
+    assert "the probe's answer cannot be read" in trouble.text

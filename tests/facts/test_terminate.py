@@ -72,3 +72,17 @@ def test_one_that_is_gone_already(children: list[subprocess.Popen[str]]) -> None
     children[0].wait()
     (ended,) = end_processes([process])
     assert ended.how == "gone"
+
+
+def test_a_process_that_cannot_be_held_is_left_alone(
+    children: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    process = _start(children, WILLING)
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    (ended,) = end_processes([process], grace_s=0.1, kill_wait_s=0.1)
+    assert ended.how == "alive"
+    assert not ended.is_gone
+    assert children[0].poll() is None

@@ -684,7 +684,33 @@ CASES["S gpt-oss, its last layer, 0.5.16"] = lambda: Case(
 )
 CASES["S unknown target class"] = lambda: Case(drafter(), target(architectures=["NewForCausalLM"]))
 CASES["S padded vocabulary"] = lambda: Case(drafter(), target(vocabulary=TARGET_VOCABULARY + 32))
+CASES["S padded vocabulary, the tokenizer tells"] = lambda: Case(
+    drafter(), with_files(target(vocabulary=TARGET_VOCABULARY + 32), tokenizer())
+)
+CASES["S longer vocabulary, the tokenizer tells"] = lambda: Case(
+    drafter(vocabulary=TARGET_VOCABULARY - 8), with_files(target(), tokenizer())
+)
+CASES["S ids beyond the tokenizer"] = lambda: Case(drafter(), with_files(target(), shorter(tokenizer(), 90)))
+CASES["S LongCat"] = lambda: Case(drafter(), longcat())
+CASES["S LongCat, ids of deeper layers"] = lambda: Case(drafter(eagle_config=LATE_IDS), longcat())
+CASES["S target without a number of layers"] = lambda: Case(drafter(), without_layers())
 CASES["S another vocabulary"] = lambda: Case(drafter(), target(vocabulary=4 * TARGET_VOCABULARY + 1024))
+LATE_IDS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}
+
+
+def longcat() -> Model:
+    """Calls its layers num_layers."""
+    model = target(architectures=["LongcatFlashForCausalLM"])
+    model.config["num_layers"] = model.config.pop("num_hidden_layers")
+    return model
+
+
+def without_layers() -> Model:
+    model = target()
+    del model.config["num_hidden_layers"]
+    return model
+
+
 simple("S hidden_act gelu", setting("hidden_act", "gelu"))
 simple("S unknown rope type", setting("rope_scaling", {"rope_type": "spiral", "factor": 2.0}))
 simple("S two rope bases", setting("rope_parameters", {"rope_theta": 5e5}))
@@ -717,10 +743,20 @@ def hf_quant(folder: Path, algorithm: str | None) -> None:
 
 
 simple("T quantized drafter", setting("quantization_config", {"quant_method": "fp8"}))
+simple("T graphs below the batch size", cuda_graph_max_bs=8, max_running_requests=32)
+simple("T graphs below the smoke test's batch size", cuda_graph_max_bs_decode=8,
+       profile={"smoke": {"batch_sizes": [1, 16]}})  # fmt: skip
+simple("T graphs up to the batch size", cuda_graph_max_bs=32, max_running_requests=32)
 simple("T invented accept length", environment={"SGLANG_SIMULATE_ACC_LEN": "2.5"})
 simple("T invented accept length, off", environment={"SGLANG_SIMULATE_ACC_LEN": "-1"})
 simple("T dummy weights", load_format="dummy")
 simple("T dummy target, real drafter", load_format="dummy", speculative_draft_load_format="auto")
+CASES["T dummy target without weights"] = lambda: Case(
+    None, Model(target().config, {}), {"algorithm": None, "load_format": "dummy"}
+)
+simple("T target elsewhere", model_path="s3://bucket/model")
+simple("T target in GGUF", model_path="/models/model.gguf")
+simple("T drafter elsewhere", speculative_draft_model_path="s3://bucket/drafter")
 simple("T token map", speculative_token_map="/somewhere/map.pt")
 simple("T override args", setting("draft_vocab_size", ABSENT), json_model_override_args='{"draft_vocab_size": 40}')
 
