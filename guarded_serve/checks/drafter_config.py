@@ -26,6 +26,7 @@ from guarded_serve.engine_rules.settings import (
     raises_on_longer_context,
     runtime_dtype,
 )
+from guarded_serve.facts.draft_quantization import SETTING, inherits
 from guarded_serve.facts.environment import is_true
 from guarded_serve.findings import Finding
 
@@ -362,23 +363,21 @@ def dtype(self: Check, facts: Facts) -> Iterator[Finding]:
 def quantization(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter does not inherit a --quantization that is meant for the target."""
     config, deployment = drafter_config(facts), facts.deployment
-    wanted = deployment.get("quantization")
-    own = config.quantized
-    if own:
+    if config.quantized:
         yield self.warning(
             "the drafter is quantized: its tensors' names and shapes are left to the load gate",
             found=f"{QUANTIZATION_NAME}: {config.quant_algo}" if config.quant_algo else "quantization_config",
             where=str(config.path),
         )
-    if not wanted or wanted == "unquant" or own or deployment.get("speculative_draft_model_quantization"):
-        return
-    yield self.warning(
-        f"quantization {wanted} is set for the target, and SGLang gives it to the drafter too, which is not quantized",
-        expected="speculative_draft_model_quantization unquant",
-        found="unset",
-        where=str(config.path),
-        remedy="add --speculative-draft-model-quantization unquant",
-    )
+    if inherits(deployment, config):
+        yield self.warning(
+            f"quantization {deployment.get('quantization')} is set for the target, and SGLang gives it to the drafter "
+            "too, which is not quantized",
+            expected=f"{SETTING} unquant",
+            found="unset",
+            where=str(config.path),
+            remedy="add --speculative-draft-model-quantization unquant; the launcher adds it itself, and says so",
+        )
 
 
 @check("drafter.settings", source="srt/arg_groups/speculative_hook.py: _handle_eagle_family")

@@ -37,6 +37,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     # which takes the signal over.
     signal.signal(signal.SIGTERM, _stop)
     from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415 - `--help` needs none of it
+    from guarded_serve.facts.draft_quantization import kept_apart  # noqa: PLC0415
     from guarded_serve.smoke.probe import probe, prompts_finding  # noqa: PLC0415
 
     guard = GuardOptions.from_namespace(options)
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
     if guard.dry_run:
         _show(resolution.findings)
-        print(dry_run(resolution.deployment))
+        print(dry_run(kept_apart(resolution.deployment)))
         return resolution.exit_code(strict=guard.strict)
 
     bad_prompts = prompts_finding(resolution.deployment)
@@ -62,11 +63,11 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         if fresh.exit_code() is not ExitCode.OK:
             errors = (found for found in fresh.findings if found.severity is Severity.ERROR)
             raise ValueError("; ".join(f"{found.where}: {found.message}" for found in errors))
-        return with_api_key(fresh.deployment)
+        return with_api_key(kept_apart(fresh.deployment))
 
     log_format = Format.JSON if guard.log_format == "json" else None
     try:
-        deployment = with_api_key(resolution.deployment)
+        deployment = with_api_key(kept_apart(resolution.deployment))
         deployment = replace(deployment, notes=(*deployment.notes, *exposed(deployment)))
     except (OSError, ValueError) as error:
         print(f"error: the API key cannot be read: {error}", file=sys.stderr)

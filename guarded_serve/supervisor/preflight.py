@@ -30,12 +30,15 @@ class Gate:
 def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *, strict: bool = False) -> Gate:
     """All families, and what the profile and the flags have wrong (``configuration``).
 
-    Takes about a second; what may hang is read in children with deadlines.
+    Takes about a second, with `preflight.deep` two more a gigabyte of drafter; what may hang is read in children with
+    deadlines.
     """
     from guarded_serve.checks.gate import judge  # noqa: PLC0415 - a dry run needs none of it
     from guarded_serve.checks.load import foretell  # noqa: PLC0415
+    from guarded_serve.facts.model import scan_drafter  # noqa: PLC0415
 
-    facts, report = judge(deployment, FAMILIES, configuration)
+    deepen = scan_drafter if deployment.profile.preflight.deep else None
+    facts, report = judge(deployment, FAMILIES, configuration, deepen)
     choice = facts.gpus.choice if facts.gpus is not None else None
     return Gate(
         exit_code(report, strict=strict),
