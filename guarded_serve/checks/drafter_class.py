@@ -82,9 +82,7 @@ def looks_like_eagle3(weights: Weights) -> str | None:
     return None
 
 
-@check(
-    "drafter.algorithm", needs=("drafter.config", "drafter.files"), source="sglang 21272: accept length exactly 1.00"
-)
+@check("drafter.algorithm", needs=("drafter.config", "drafter.files"), source="sglang 21272: accept length 1.00")
 def algorithm(self: Check, facts: Facts) -> Iterator[Finding]:
     """The algorithm is the one that the drafter is for."""
     config, weights, model = drafter_config(facts), drafter_weights(facts), models(facts)
@@ -96,7 +94,7 @@ def algorithm(self: Check, facts: Facts) -> Iterator[Finding]:
     if sign is not None:
         yield self.error(
             f"the algorithm is {model.algorithm_given}, but the drafter is an EAGLE-3 head ({sign}): "
-            "SGLang would serve it with an accept length of 1.00",
+            "SGLang would pass over its fc and its head, and serve it at an accept length near 1",
             expected="EAGLE3",
             found=model.algorithm_given,
             where="--speculative-algorithm",

@@ -240,7 +240,7 @@ def engine_load(self: Check, facts: Facts) -> Iterator[Finding]:
     read = _read_unwritten(model, load)
     if read:
         yield self.error(
-            f"SGLang {load.version} leaves {_names(read)} unwritten: random values would stay there",
+            f"SGLang {load.version} leaves {_names(read)} unwritten: what their memory held would stay there",
             expected="every parameter that the forward pass reads filled from the file or by the target",
             found=f"{len(read)} of {len(load.parameters)} unwritten",
             where=where,

@@ -36,9 +36,10 @@ def layers(self: Check, facts: Facts) -> Iterator[Finding]:
     configured = expected.dimensions.layers
     if held and held != set(range(configured)):
         what = f"layers {', '.join(map(str, sorted(held)))}" if held != {0} else "one layer"
+        lacks = "the other layers would keep whatever their memory held"
         yield self.error(
             f"config.json says num_hidden_layers {configured}, the file holds {what}: "
-            f"{'the other layers would keep random values' if len(held) < configured else 'the rest would be dropped'}",
+            f"{lacks if len(held) < configured else 'the rest would be dropped'}",
             expected=str(len(held)),
             found=str(configured),
             where=str(drafter_config(facts).path),
@@ -61,7 +62,7 @@ def parameters(self: Check, facts: Facts) -> Iterator[Finding]:
     names = [slot.usual_name for slot in unfilled]
     verb = "is" if len(names) == 1 else "are"
     yield self.error(
-        f"{', '.join(names)} {verb} not in the file: SGLang would leave random values there and say nothing",
+        f"{', '.join(names)} {verb} not in the file: SGLang would leave them untrained and say nothing",
         expected="; ".join(f"{slot.usual_name} {list(slot.shape)}" for slot in unfilled),
         found=_near(unfilled, loading.dropped),
         where=str(drafter_weights(facts).directory),

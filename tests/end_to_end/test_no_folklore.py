@@ -54,7 +54,7 @@ def test_bare_sglang_does_what_the_finding_says(name: str, tmp_path: Path) -> No
         flags[flags.index("--" + key.replace("_", "-")) + 1] = str(value)
     log = tmp_path / "server.log"
     if isinstance(fault.does, Slow):
-        with serve(TARGET, flags, log) as server:
+        with serve(TARGET, flags, log, fault.environment) as server:
             assert accept_length(server) < fault.does.below
         return
     assert isinstance(fault.does, Dies)
