@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 GRID = tomllib.loads((Path(__file__).parent / "grid.toml").read_text())
-ELSEWHERE = {"target.model_path": "tests/profile"}
+ELSEWHERE = {"target.model_path": "tests/profile", "drafter.engine_load": "tests/checks/test_with_engine.py"}
 
 
 def test_names() -> None:
