@@ -22,6 +22,7 @@ DEMO = Path(__file__).parents[2] / "demo"
 
 @pytest.fixture(scope="module")
 def pair():
+    torch.set_num_threads(1)  # so small that a second thread only waits for the first
     return load_target(DEMO / "target"), load_drafter(DEMO / "drafter")
 
 
