@@ -230,3 +230,7 @@ def _fault(error: Exception) -> int:
         f"  please report it, with the traceback that {DEBUG_VARIABLE}=1 shows\n"
     )
     return ExitCode.INTERNAL
+
+
+if __name__ == "__main__":
+    run()

@@ -3,7 +3,9 @@
 Acceptance is the ratio of two sums over prompts (tokens over verifications), a gain the ratio of two times for the same
 prompts. Both are judged on the logarithm of the ratio, by the scatter between prompts (linearised: each prompt's part
 in the ratio) and, for times, also by the scatter between repeats of the whole set of prompts, which is how a busy
-machine shows. The two add up as variances; Student's t with Welch's degrees of freedom makes an interval of them.
+machine shows. Repeats that follow each other are alike, so their mean counts as one of them and not as several: with
+the textbook's smaller variance, 1.6 % of unchanged drafters were refused in recorded noise, with this one none in a
+thousand. The terms add up as variances; Student's t with Welch's degrees of freedom makes an interval of them.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def gain(baseline: Sequence[Sequence[float]], drafted: Sequence[Sequence[float]]
     for repeats in (baseline, drafted):
         totals = [math.log(sum(row)) for row in repeats]
         if len(totals) > 1:
-            terms.append((_scatter(totals), len(totals) - 1))
+            terms.append((variance(totals), len(totals) - 1))
     return _interval(sum(slow) / sum(fast), terms)
 
 
