@@ -48,6 +48,7 @@ def _request(url: str, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.engine
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_accounts_close(tmp_path: Path, toy: ToyPair) -> None:
     """Rows of all records less the dropped ones equal SGLang's verifications; tokens equal prefill's plus accepted less

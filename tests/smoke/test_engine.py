@@ -54,6 +54,7 @@ def _is_ours(process: psutil.Process, mark: str) -> bool:
 
 
 @pytest.mark.engine
+@pytest.mark.soak
 def test_the_demo_drafter_passes(tmp_path: Path) -> None:
     code, result, said = smoke(tmp_path)
     (drafter,) = result["drafters"]
@@ -69,6 +70,7 @@ def test_the_demo_drafter_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.soak
 def test_the_sibling_fails_its_floor(tmp_path: Path) -> None:
     """Every static gate passes; accept length tells."""
     code, result, said = smoke(tmp_path, "--model-path", str(ROOT / "demo/sibling"))

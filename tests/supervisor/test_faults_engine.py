@@ -22,7 +22,7 @@ from tests.support.engine_launcher import READY_S, flags_of, launched
 from tests.support.supervised import ROOT, free_port, wait_until
 from tests.support.toy import ToyPair, make_pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

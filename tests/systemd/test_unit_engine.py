@@ -19,6 +19,7 @@ from tests.support.toy import ToyPair, make_pair
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.soak,
     pytest.mark.timeout(900),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
