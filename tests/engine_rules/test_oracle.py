@@ -65,6 +65,7 @@ def test_prediction_and_truth_agree(python: str, name: str, folder: Path) -> Non
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("python", [INSTALLED, ANOTHER])
+@pytest.mark.soak
 def test_most_of_the_grid_is_really_loaded(python: str, folder: Path) -> None:
     """And what fails does so for a reason that preflight has seen; the kinds of failure and of gap all occur."""
     found = loaded(python, folder).rows
@@ -80,6 +81,7 @@ def test_most_of_the_grid_is_really_loaded(python: str, folder: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("python", [INSTALLED, ANOTHER])
+@pytest.mark.soak
 def test_the_committed_page_says_the_same(python: str, folder: Path) -> None:
     grid = loaded(python, folder)
     committed = column(grid.version)
