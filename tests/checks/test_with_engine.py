@@ -122,10 +122,10 @@ def test_without_sglang_it_says_so(pair: Deployment, monkeypatch: pytest.MonkeyP
 @pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang is not installed")
 def test_the_command(tmp_path: Path) -> None:
-    """A drafter that lacks a tensor: prediction and SGLang say the same, and the launcher imports neither of them."""
+    """A drafter without its head and without k: prediction and truth agree; we import neither torch nor SGLang."""
     target().write(tmp_path / "target")
     model = drafter()
-    del model.tensors["lm_head.weight"]
+    del model.tensors["lm_head.weight"], model.tensors["midlayer.self_attn.k_proj.weight"]
     model.write(tmp_path / "drafter")
     script = (
         "import sys; from guarded_serve.cli import main; code = main(sys.argv[1:]);"
@@ -143,5 +143,5 @@ def test_the_command(tmp_path: Path) -> None:
         if outcome["check"] == "drafter.engine_load"
     ]
     assert [severity for severity, _ in found].count("error") == 1
-    assert "leaves lm_head.weight unwritten" in found[0][1]
+    assert "leaves model.layers.0.self_attn.qkv_proj.weight, lm_head.weight unwritten" in found[0][1]
     assert "warning" not in {severity for severity, _ in found}
