@@ -4,8 +4,8 @@ Acceptance is the ratio of two sums over prompts (tokens over verifications), a 
 prompts. Both are judged on the logarithm of the ratio, by the scatter between prompts (linearised: each prompt's part
 in the ratio) and, for times, also by the scatter between repeats of the whole set of prompts, which is how a busy
 machine shows. Repeats that follow each other are alike, so their mean counts as one of them and not as several: with
-the textbook's smaller variance, 1.6 % of unchanged drafters were refused in recorded noise, with this one none in a
-thousand. The terms add up as variances; Student's t with Welch's degrees of freedom makes an interval of them.
+the textbook's smaller variance 1.6 % of unchanged drafters were refused in recorded noise, with this one 0.4 %. The
+terms add up as variances; Student's t with Welch's degrees of freedom makes an interval of them.
 """
 
 from __future__ import annotations
