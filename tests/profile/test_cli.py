@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -24,19 +26,20 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "commands"
     folder.mkdir()
     monkeypatch.setattr(cli, "_FOLDER", folder)
-    monkeypatch.setattr("guarded_serve.commands.__path__", [str(folder)])
-    for name in cli.COMMANDS:
-        monkeypatch.delitem(sys.modules, f"guarded_serve.commands.{name}", raising=False)
+    package = importlib.import_module("guarded_serve.commands")
+    monkeypatch.setattr(package, "__path__", [str(folder)])
+    kept = _take_out(package)
     yield folder  # type: ignore[misc]
-    for name in cli.COMMANDS:
-        sys.modules.pop(f"guarded_serve.commands.{name}", None)
+    _take_out(package)
+    for name, (module, attribute) in kept.items():
+        sys.modules[f"{package.__name__}.{name}"] = module
+        setattr(package, name, attribute)
 
 
-def command(folder: Path, name: str, body: str, arguments: str = "pass") -> None:
-    (folder / f"{name}.py").write_text(
-        f'SUMMARY = "the {name} of the test"\n\ndef add_arguments(parser):\n    {arguments}\n\n'
-        f"def run(options, sglang_flags):\n{textwrap.indent(body, '    ')}\n"
-    )
+def _take_out(package: ModuleType) -> dict[str, tuple[ModuleType, object]]:
+    """Forget every command that was imported, as a module and as the package's attribute."""
+    found = {name: sys.modules.pop(f"{package.__name__}.{name}", None) for name in cli.COMMANDS}
+    return {name: (module, vars(package).pop(name)) for name, module in found.items() if module is not None}
 
 
 def test_only_commands_that_exist_are_listed(commands: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,3 +167,17 @@ def test_guard_options_from_a_parser_with_all_and_with_few() -> None:
     few = argparse.ArgumentParser()
     add_guard_options(few, profile_only=True)
     assert GuardOptions.from_namespace(few.parse_args([])) == GuardOptions()
+
+
+def test_the_real_commands_are_back_afterwards() -> None:
+    """A stand-in left behind would be what every later test imports."""
+    from guarded_serve.commands import report  # noqa: PLC0415
+
+    assert Path(report.__file__).parent == Path(cli.__file__).with_name("commands")
+
+
+def command(folder: Path, name: str, body: str, arguments: str = "pass") -> None:
+    (folder / f"{name}.py").write_text(
+        f'SUMMARY = "the {name} of the test"\n\ndef add_arguments(parser):\n    {arguments}\n\n'
+        f"def run(options, sglang_flags):\n{textwrap.indent(body, '    ')}\n"
+    )
