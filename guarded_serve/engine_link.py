@@ -18,6 +18,11 @@ from dataclasses import asdict, dataclass
 ENVIRONMENT_KEY = "GUARDED_SERVE_ENGINE"
 PLUGIN_NAME = "guarded_serve"
 
+BUILD = "sglang.srt.managers.scheduler.Scheduler.__init__"
+INITIALIZE = "sglang.srt.model_loader.loader._initialize_model"
+"""Builds a model with its initial values, in every loader of 0.5.16 to 0.5.23; a function of the module."""
+LOAD_HOOKS = (BUILD, INITIALIZE)  # without these two no load is judged
+
 HELLO = "hello"  # role, sglang version, hooks: {target: "applied" | reason it is missing}, algorithm
 DRAFTER_LOADED = "drafter-loaded"
 SETTINGS = "settings"

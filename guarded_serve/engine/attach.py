@@ -17,12 +17,21 @@ from guarded_serve.engine.clock import CycleClock
 from guarded_serve.engine.cycle_file import CycleFile
 from guarded_serve.engine.events import Events
 from guarded_serve.engine.hooks import APPLIED, Hook, clock_hooks, install, missing, pulse_hooks, wraps
-from guarded_serve.engine.load_gate import INITIALIZE, LoadGate, Refusal, effective_settings, judge
+from guarded_serve.engine.load_gate import LoadGate, Refusal, effective_settings, judge
 from guarded_serve.engine.prometheus import EngineMetrics
-from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
+from guarded_serve.engine.targets import PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
 from guarded_serve.engine.telemetry import Telemetry
 from guarded_serve.engine.timers import CpuTimer, EventTimer, Timer
-from guarded_serve.engine_link import DRAFTER_LOADED, FAULT, HELLO, REFUSED, SETTINGS, EngineSettings
+from guarded_serve.engine_link import (
+    BUILD,
+    DRAFTER_LOADED,
+    FAULT,
+    HELLO,
+    INITIALIZE,
+    REFUSED,
+    SETTINGS,
+    EngineSettings,
+)
 
 
 def register(text: str) -> None:

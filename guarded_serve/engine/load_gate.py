@@ -17,9 +17,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-INITIALIZE = "sglang.srt.model_loader.loader._initialize_model"
-"""Builds a model with its initial values, in every loader of 0.5.16 to 0.5.23; a function of the module."""
-
 SAMPLES = 64  # values compared to see whether a parameter changed
 _PARTS = ({"q", "k", "v"}, {0, 1})  # what a stacked parameter is filled from
 
@@ -137,7 +134,7 @@ class LoadGate:
         self.hook: Callable[..., Any] = self._initialize  # one object, so that it is found again in SGLang's wrapper
 
     def _initialize(self, original: Callable[..., Any], model_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wraps `INITIALIZE`: a drafter that it builds is watched while it loads."""
+        """Wraps `engine_link.INITIALIZE`: a drafter that it builds is watched while it loads."""
         model = original(model_config, *args, **kwargs)
         try:
             if getattr(model_config, "is_draft_model", False):

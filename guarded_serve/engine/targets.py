@@ -104,8 +104,6 @@ SCHEDULER: dict[str, str] = {
     "pause": _SCHEDULER + "pause_generation",  # a pause is no part of a period
 }
 
-BUILD = _SCHEDULER + "__init__"
-
 
 def worker_name(worker: Any) -> str | None:
     """The row of `WORKERS` for a worker object, or None for a class that is not known."""

@@ -46,7 +46,9 @@ class Economy:
         known = _recorded(profile)
         with self._lock:
             self._live.baselines = {**known.baseline_tok_s, **profile.break_even.baseline_tok_s}
+        raised = self._alarm.raised
         self._alarm = Alarm(profile.break_even.patience_s, known.references)
+        self._alarm.raised = raised  # it clears when the drafter pays again, not when a file is read
 
     def hello(self, event: Mapping[str, Any]) -> None:
         """A scheduler's greeting: its counts begin at zero."""

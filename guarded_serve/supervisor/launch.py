@@ -47,6 +47,7 @@ class Told:
     hello: Callable[[Mapping[str, Any]], None]
     fault: Callable[[Mapping[str, Any]], None]  # an error of ours inside the engine, which went on
     loaded: Callable[[Mapping[str, Any]], None] = lambda event: None  # what a scheduler made of the drafter
+    settings: Callable[[Mapping[str, Any]], None] = lambda event: None  # what is in force in a scheduler
 
 
 @dataclass
@@ -73,6 +74,8 @@ class Launch:
         self.started_at = time.monotonic()
         self._hellos: dict[int, Mapping[str, Any]] = {}
         self._watched: dict[int, _Watched] = {}
+        self._loaded = False  # a scheduler told of its drafter
+        self._last_fault: str | None = None
         self._lost = False
         self._first_lost: str | None = None  # the process of the server that ended first
         self._fired_up = False
@@ -107,9 +110,9 @@ class Launch:
         self._again(_RETRY_S)
 
     @property
-    def hellos(self) -> Mapping[int, Mapping[str, Any]]:
-        """The plugin's greetings, by process id."""
-        return self._hellos
+    def has_scheduler(self) -> bool:
+        """Whether the plugin has a process to report from: an encoder alone has none."""
+        return not self.deployment.get("encoder_only")
 
     def watched(self) -> dict[str, int]:
         """The server's own processes by role and number, its main process first."""
@@ -163,12 +166,16 @@ class Launch:
             elif kind == engine_link.REFUSED and not self.ending:
                 self.told.refused(event)
             elif kind == engine_link.DRAFTER_LOADED and not self.ending:
+                self._loaded = True
                 self.told.loaded(event)
+            elif kind == engine_link.SETTINGS:
+                self.told.settings(event)
             elif kind == engine_link.BEAT:
                 self.told.beat(event)
             elif kind == engine_link.TOTALS:
                 self.told.totals(event)
             elif kind == engine_link.FAULT:
+                self._last_fault = str(event.get("message"))
                 self.told.fault(event)
 
     def _on_hello(self, event: Mapping[str, Any]) -> None:
@@ -267,29 +274,51 @@ class Launch:
         self._again(_RETRY_S)
 
     def _check_hello(self) -> None:
+        refusal = self._engine_refusal() if self.has_scheduler else None
+        if refusal is _NO_HELLO and time.monotonic() - (self._answered_at or 0) < _HELLO_S:
+            self._again(0.1)
+            return
+        if refusal is not None:
+            self.told.refused(refusal)
+            return
+        self.child.note_shared_memory()
+        self.watch_processes()
+        self.told.answered()
+
+    def _engine_refusal(self) -> Mapping[str, str | None] | None:
+        """Why the engine may not serve, by what its schedulers reported; None where it may."""
         schedulers = [event for event in self._hellos.values() if event.get("role") == "scheduler"]
         if not schedulers:
-            if time.monotonic() - (self._answered_at or 0) < _HELLO_S:
-                self._again(0.1)
-                return
-            self.told.refused(_NO_HELLO)
-            return
+            return _NO_HELLO
         missing = {
             str(target): str(reason)
             for event in schedulers
             for target, reason in (event.get("hooks") or {}).items()
             if reason != "applied"
         }
+        unjudged = [target for target in engine_link.LOAD_HOOKS if target in missing]
+        if _has_own_drafter(self.deployment):
+            if unjudged:
+                message = f"the load of the drafter is not judged: {unjudged[0]}: {missing[unjudged[0]]}"
+                return {"check": "engine.load", "message": message, "remedy": _LOAD_REMEDY}
+            if not self._loaded:
+                return {**_NOT_LOADED, "found": self._last_fault}
         if missing:
             target, reason = next(iter(missing.items()))
             message = f"{len(missing)} of the guard's hooks did not take hold in SGLang: {target}: {reason}"
-            if self.deployment.profile.timing.directory is not None:
-                self.told.refused({"check": "engine.hooks", "message": message, "remedy": _HOOKS_REMEDY})
-                return
+            if self.deployment.profile.timing.directory is not None and len(unjudged) < len(missing):
+                return {"check": "engine.hooks", "message": message, "remedy": _HOOKS_REMEDY}
             self.told.fault({"message": f"{message}; no cycle is timed"})
-        self.child.note_shared_memory()
-        self.watch_processes()
-        self.told.answered()
+        return None
+
+
+def _has_own_drafter(deployment: Deployment) -> bool:
+    """Whether SGLang loads a second model to draft with, from files of its own: then its load is told and judged."""
+    drafting = deployment.get("speculative_algorithm") in _DRAFTING
+    return drafting and bool(deployment.get("speculative_draft_model_path"))
+
+
+_DRAFTING = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "DSPARK")
 
 
 _NO_HELLO = {
@@ -298,6 +327,15 @@ _NO_HELLO = {
     "remedy": "install guarded_serve in SGLang's own Python environment; its log says which plugins it loaded",
 }
 
+
+_LOAD_REMEDY = "use an SGLang that guarded_serve knows (0.5.16 to 0.5.23)"
+
+_NOT_LOADED = {
+    "check": "engine.load",
+    "message": "the server answers, but no scheduler told what it made of the drafter's files",
+    "expected": "an account of the load, which is held against what the checks read of the files",
+    "remedy": _LOAD_REMEDY,
+}
 
 _HOOKS_REMEDY = "use an SGLang that guarded_serve knows (0.5.16 to 0.5.23), or take timing.directory out of the profile"
 

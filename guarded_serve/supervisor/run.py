@@ -30,6 +30,7 @@ from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.preflight import Gate
 from guarded_serve.supervisor.probing import Probe, Probed
 from guarded_serve.supervisor.reaper import Reaper
+from guarded_serve.supervisor.recording import Recording
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.reload import Reload, what_changes
 from guarded_serve.supervisor.restarts import Restarts
@@ -91,6 +92,8 @@ class Supervisor:
         self._launch: Launch | None = None
         self._watch: Watch | None = None
         self._clock: StartClock | None = None
+        self._recording = Recording()
+        self._in_force: set[str] = set()  # settings that the engine reported
         self._lives = 0  # starts so far, refused ones included
         self._state: State | None = None
         self._code: ExitCode = ExitCode.OK
@@ -160,6 +163,7 @@ class Supervisor:
             self._lines.info(note)
         self._busy_until = None
         self._lives += 1
+        self._recording, self._in_force = Recording(), set()
         self._check()
 
     def _check(self) -> None:
@@ -216,6 +220,7 @@ class Supervisor:
                     fault=self._on_fault,
                     hello=self._economy.hello,
                     loaded=lambda event: self._on_loaded(gate, event),
+                    settings=self._on_settings,
                 ),
             )
         except OSError as error:
@@ -327,8 +332,17 @@ class Supervisor:
 
     def _on_beat(self, event: Mapping[str, Any]) -> None:
         self._economy.beat(event)
+        if news := self._recording.beat(event):
+            self._lines.warning(news)
         if self._watch is not None:
             self._watch.beat(event)
+
+    def _on_settings(self, event: Mapping[str, Any]) -> None:
+        own = ("event", "t", "pid", "rank")
+        said = ", ".join(f"{name} {value}" for name, value in event.items() if name not in own and value is not None)
+        if said not in self._in_force:  # as a rule, all ranks say the same
+            self._in_force.add(said)
+            self._lines.info(f"in force in the engine: {said}")
 
     def _on_fault(self, event: Mapping[str, Any]) -> None:
         self._lines.warning(f"inside the engine, which goes on: {event.get('message')}", faults=event.get("faults"))
@@ -338,6 +352,8 @@ class Supervisor:
             if self._output.lost > self._lost_told:
                 lost, self._lost_told = self._output.lost - self._lost_told, self._output.lost
                 self._lines.warning(f"{lost} bytes of this log could not be written")
+            for news in self._recording.since():
+                self._lines.warning(news)
             text, verdict = self._economy.take()
             if text:
                 self._lines.info(text)

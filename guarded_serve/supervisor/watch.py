@@ -63,6 +63,8 @@ class Watch:
             # We were stopped or starved; what came meanwhile is still to be read. Judge from now on.
             self._hang = HangWatch(self._hang.hang_s, self._hang.probe_interval_s, now)
         self._last_tick = now
+        if not self._launch.has_scheduler:
+            self._hang.log_moved(now)  # that its processes are there and run is all that there is to go by
         self._hang.stopped(now, [name for name, pid in self._launch.watched().items() if _stopped(pid)])
         reason = self._hang.verdict(now)
         if reason is not None:

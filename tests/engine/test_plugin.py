@@ -15,9 +15,9 @@ import pytest
 
 from guarded_serve.engine import attach, hooks
 from guarded_serve.engine.hooks import APPLIED
-from guarded_serve.engine.load_gate import INITIALIZE, LoadGate
-from guarded_serve.engine.targets import BUILD, SCHEDULER
-from guarded_serve.engine_link import ENVIRONMENT_KEY, PLUGIN_NAME, EngineSettings
+from guarded_serve.engine.load_gate import LoadGate
+from guarded_serve.engine.targets import SCHEDULER
+from guarded_serve.engine_link import BUILD, ENVIRONMENT_KEY, INITIALIZE, PLUGIN_NAME, EngineSettings
 
 BARE = """
 import sys, threading

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from guarded_serve.engine.targets import BUILD, PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
+from guarded_serve.engine.targets import PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
+from guarded_serve.engine_link import BUILD
 
 SGLANG = importlib.util.find_spec("sglang")
 pytestmark = pytest.mark.skipif(SGLANG is None, reason="SGLang is not installed")

@@ -83,3 +83,12 @@ def test_what_eight_ranks_told_stays_small() -> None:
         assert tracemalloc.get_traced_memory()[0] < 3e6
     finally:
         tracemalloc.stop()
+
+
+def test_an_alarm_outlives_a_reload(tmp_path: Path) -> None:
+    profile = _profile(None, baseline_tok_s={1: 82.0})
+    economy = Economy(profile, lambda: "serving")
+    (verdict,) = _lose(economy)
+    assert verdict.raised
+    economy.reload(profile)
+    assert economy._alarm.raised

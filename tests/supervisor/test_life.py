@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from guarded_serve.engine_link import ENVIRONMENT_KEY, EngineSettings
+from guarded_serve.engine_link import ENVIRONMENT_KEY, LOAD_HOOKS, EngineSettings
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
 from guarded_serve.supervisor import run
@@ -125,6 +125,66 @@ def test_refused_without_hello(tmp_path: Path) -> None:
     with Supervised(tmp_path, {"hello": False}) as server:
         assert server.end(30) == 65
         assert "plugin never reported" in server.text()
+
+
+DRAFTER = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/drafter"}
+
+
+@pytest.mark.parametrize("target", LOAD_HOOKS)
+def test_refused_when_the_load_of_a_drafter_cannot_be_judged(tmp_path: Path, target: str) -> None:
+    with Supervised(tmp_path, {"hooks": {target: "no such name"}}, server=DRAFTER) as server:
+        assert server.end() == 65
+        assert f"the load of the drafter is not judged: {target}: no such name" in server.text()
+        assert "serving" not in server.states()
+
+
+def test_refused_when_nothing_is_told_of_the_load_of_a_drafter(tmp_path: Path) -> None:
+    fault = "the load could not be judged: AttributeError: is_draft_model"
+    with Supervised(tmp_path, {"fault": fault}, server=DRAFTER) as server:
+        assert server.end() == 65
+        assert "no scheduler told what it made of the drafter's files" in server.text()
+        assert f'found="{fault}"' in server.text()
+        assert "serving" not in server.states()
+
+
+@pytest.mark.parametrize(
+    ("loaded", "deployment"),
+    [
+        ({"captured_layers": [2, 4, 6]}, DRAFTER),
+        (None, {"speculative_algorithm": "NEXTN"}),  # inside the target
+        (None, {"speculative_algorithm": "NGRAM", "speculative_draft_model_path": "/unused"}),
+    ],
+)
+def test_a_load_that_was_told_or_is_no_second_model_s(
+    tmp_path: Path, loaded: dict[str, object] | None, deployment: dict[str, str]
+) -> None:
+    with Supervised(tmp_path, {"loaded": loaded}, server=deployment) as server:
+        ready(server)
+
+
+def test_a_missing_load_hook_is_no_matter_of_the_cycle_log(tmp_path: Path) -> None:
+    profile = {"timing": {"directory": str(tmp_path)}}
+    with Supervised(tmp_path, {"hooks": {LOAD_HOOKS[1]: "no such name"}}, profile) as server:  # no drafter at all
+        ready(server)
+
+
+def test_an_encoder_has_no_scheduler_to_report_and_is_ready(tmp_path: Path) -> None:
+    with Supervised(tmp_path, {"hello": False, "beats": False}, server={"encoder_only": True}) as server:
+        ready(server)
+
+
+def test_what_is_in_force_and_what_is_dropped_is_said_once(tmp_path: Path) -> None:
+    scenario = {
+        "settings": {"max_running_requests": 48, "draft_attention_backend": None},
+        "beat": {"problem": "/logs/cycles: No space left on device", "dropped": 17, "lost": 3},
+    }
+    with Supervised(tmp_path, scenario) as server:
+        ready(server)
+        server.wait_for("17 more cycles are not in the records", 15)
+        text = server.text()
+        assert "in force in the engine: max_running_requests 48" in text
+        assert text.count("the cycle log of rank 0: /logs/cycles: No space left on device") == 1
+        assert "3 more cycles could not be timed" in text
 
 
 def test_a_probe_that_passes(tmp_path: Path) -> None:

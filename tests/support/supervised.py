@@ -78,6 +78,7 @@ class Supervised:
         before: list[str] | None = None,
         dump_s: float | None = None,
         sentinel_s: float = 0.0,
+        server: Mapping[str, Any] | None = None,
         **popen: Any,
     ) -> None:
         self.folder = folder
@@ -88,7 +89,7 @@ class Supervised:
             "scenario": {"pid_file": str(self.pid_file), **(scenario or {})},
             "profile": {"server": {"model_path": "/none"}, **(profile or {})},
             "arguments": ["--port", str(self.port), *arguments],
-            "server": {"port": self.port},
+            "server": {"port": self.port, **(server or {})},
             "gates": gates,
             "gate_s": gate_s,
             "log_format": log_format,
