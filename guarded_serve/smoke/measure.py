@@ -18,7 +18,8 @@ from guarded_serve.smoke.prompts import Prompt
 from guarded_serve.smoke.stats import unrest
 from guarded_serve.supervisor.ready import Address
 
-WARM_UP_TOKENS = 16
+WARM_UP_PROMPTS = 4
+FILLER_TOKENS = 16
 SHORTEST = 8
 """Tokens that an answer must have; prompts with a shorter one are left out."""
 RESTLESS = 0.015
@@ -66,7 +67,7 @@ def measure(label: str, address: Address, plan: Plan, hooks: Hooks) -> Run:
     prompts, left_out = _prepare(address, plan)
     cells: list[Cell] = []
     for batch_size in sorted(plan.batch_sizes):
-        _pass(address, prompts[:batch_size], batch_size, WARM_UP_TOKENS, plan, hooks)
+        _pass(address, prompts[: max(WARM_UP_PROMPTS, batch_size)], batch_size, plan.new_tokens, plan, hooks)
         hooks.reset()
         repeats: list[tuple[Sample, ...]] = []
         while len(repeats) < plan.repeats or (len(repeats) < plan.most_repeats and _restless(repeats)):
@@ -129,7 +130,7 @@ class _Pass:
             prompt = self._prompts[turn % len(self._prompts)]
             try:
                 sample = client.generate(
-                    self._address, prompt, WARM_UP_TOKENS if filler else self._new_tokens, self._timeout_s
+                    self._address, prompt, FILLER_TOKENS if filler else self._new_tokens, self._timeout_s
                 )
             except BaseException:
                 with self._lock:

@@ -153,8 +153,14 @@ def test_a_server_that_never_starts(tmp_path: Path, prompts: Path) -> None:
     scenario = {**GOOD, "exit_at_start": 1, "say": ["torch.OutOfMemoryError: CUDA out of memory"]}
     code, said = smoke(tmp_path, prompts, scenario=scenario)
     assert code == 69, said
-    assert "without any drafter" in said
     assert "ran out of memory" in said
+
+
+def test_a_server_that_fails_without_its_drafter_alone(tmp_path: Path, prompts: Path) -> None:
+    """The drafter cannot be judged then, and it is said whose fault it is."""
+    code, said = smoke(tmp_path, prompts, scenario={**GOOD, "die_at": 12, "dies_plain_only": True})
+    assert code == 69, said
+    assert "the server failed without any drafter" in said
 
 
 @pytest.mark.parametrize(

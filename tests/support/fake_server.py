@@ -50,7 +50,10 @@ class Scenario:
     hello: bool = True
     hooks: dict[str, str] = field(default_factory=lambda: {"draft": "applied"})
     refuse: dict[str, str] | None = None  # a `refused` event as the drafter loads
-    loaded: dict[str, Any] | None = None  # the `drafter-loaded` event
+    loaded: dict[str, Any] | None = None  # the `drafter-loaded` event; comes with a drafter on the command line too
+    settings: dict[str, Any] | None = None  # the `settings` event
+    fault: str = ""  # a `fault` event
+    beat: dict[str, Any] = field(default_factory=dict)  # more of each beat
     beats: bool = True
     beat_s: float = 0.2
     generate: str = "ok"  # "ok", "stranger" (another request's answer), "error", "silent"
@@ -70,6 +73,7 @@ class Scenario:
     # histogram counts them; "" for a server without drafter, which counts none
     ms_per_token: dict[str, float] = field(default_factory=dict)  # likewise
     die_at: int | None = None  # at the so-many-th streamed generation
+    dies_plain_only: bool = False  # only where there is no drafter
 
 
 def main() -> None:
@@ -84,7 +88,7 @@ def main() -> None:
     if options.config:  # as SGLang: below the command line
         options.api_key = options.api_key or yaml.safe_load(Path(options.config).read_text()).get("api-key")
     if role := os.environ.get("FAKE_ROLE"):
-        _child(scenario, role)
+        _child(scenario, role, options.speculative_draft_model_path)
     else:
         _main(scenario, options)
 
@@ -135,7 +139,7 @@ def _main(scenario: Scenario, options: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def _child(scenario: Scenario, role: str) -> None:
+def _child(scenario: Scenario, role: str, drafter: str) -> None:
     _register(scenario, role)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if scenario.children_ignore_sigterm else signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -149,8 +153,12 @@ def _child(scenario: Scenario, role: str) -> None:
             _tell("hello", role="scheduler", sglang="0.0", hooks=scenario.hooks)
         if scenario.refuse is not None:
             _tell("refused", **scenario.refuse)
-        if scenario.loaded is not None:
-            _tell("drafter-loaded", **scenario.loaded)
+        if scenario.loaded is not None or drafter:
+            _tell("drafter-loaded", **(scenario.loaded or {"map": {}}))
+        if scenario.settings is not None:
+            _tell("settings", **scenario.settings)
+        if scenario.fault:
+            _tell("fault", faults=1, message=scenario.fault)
     cycles = 0
     eaten: list[bytes] = []
     while True:
@@ -158,7 +166,7 @@ def _child(scenario: Scenario, role: str) -> None:
             eaten.append(os.urandom(1 << 20) * 16)
         time.sleep(scenario.beat_s if scenario.beats and role == "scheduler" else 3600)
         cycles += scenario.cycles_per_s
-        _tell("beat", dropped=0, busy=scenario.running > 0, paused=False, forwards=cycles)
+        _tell("beat", **{"dropped": 0, **scenario.beat}, busy=scenario.running > 0, paused=False, forwards=cycles)
         _tell("totals", totals=_totals(cycles, scenario.running), left=0)
         if not scenario.children_outlive and os.getppid() == 1:
             os._exit(0)
@@ -286,7 +294,7 @@ def _handler(scenario: Scenario, api_key: str | None, drafter: str = "") -> type
                     self._answer(200, {"tokens": [1, 2, 3]})
                     return
                 if body.get("stream"):
-                    if next(streamed) == scenario.die_at:
+                    if next(streamed) == scenario.die_at and not (drafter and scenario.dies_plain_only):
                         os._exit(1)
                     self._stream(body)
                     return
