@@ -16,8 +16,11 @@ setup: ## third-party packages into the user's cache, the project into .venv
 serve: setup ## start SGLang with EAGLE-3 on this CPU, guarded (PROFILE=... for another profile)
 	@$(BIN)/python -m guarded_serve.launch_server --profile $(PROFILE)
 
-test: setup ## all tests but the long ones
-	@$(BIN)/python -m pytest -m "not soak and not gpu" $(PYTEST_ARGS)
+# Exit status 5 is pytest's for "no tests", which a choice in PYTEST_ARGS makes of one of the two.
+test: setup ## all tests but the long ones: four at a time, then those on the real engine, which needs the machine to itself
+	@$(BIN)/python -m pytest -m "not engine and not soak and not gpu" -n 4 --dist worksteal $(PYTEST_ARGS); many=$$?; \
+	$(BIN)/python -m pytest -m "engine and not soak and not gpu" $(PYTEST_ARGS); engine=$$?; \
+	case "$$many $$engine" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
 
 smoke: setup ## the smoke test on the demo pair and on broken copies of it, on this CPU
 	@$(BIN)/python tools/smoke_demo.py

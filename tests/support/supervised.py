@@ -9,10 +9,12 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -102,8 +104,8 @@ class Supervised:
             request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
         output = popen.pop("stdout", None)
         self._file = self.log.open("wb") if output is None else None
-        self.run_base = folder / "run"
-        self.run_base.mkdir(exist_ok=True)
+        # Not below `folder`: a socket's path has 107 bytes at most, and pytest's folders grow with its workers' names.
+        self.run_base = Path(tempfile.mkdtemp(prefix="gs-run-"))
         self.process = subprocess.Popen(
             [*(before or ()), sys.executable, __file__, json.dumps(request)],
             stdout=output if self._file is None else self._file,
@@ -130,6 +132,7 @@ class Supervised:
         for pid in self.pids().values():
             if alive(pid):
                 os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.run_base, ignore_errors=True)
 
     def text(self) -> str:
         """The log so far."""
