@@ -11,10 +11,10 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from guarded_serve.checkpoint.safetensors import DTYPE_BITS, Shard, Tensor
-from guarded_serve.checkpoint.values import FLOATS, decode_floats
+from guarded_serve.checkpoint.values import EIGHT_BIT, decode_floats, eight_bit_values
 from guarded_serve.checkpoint.weights import Weights
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _scan_file(shard: Shard, hasher: ThreadPoolExecutor, progress: Progress) -> 
     numbers: dict[str, Numbers] = {}
     with shard.path.open("rb") as file:
         for tensor, chunks in _pieces(shard, file):
-            tally = _Tally(tensor) if tensor is not None and tensor.dtype in FLOATS and tensor.count else None
+            tally = _Tally(tensor) if tensor is not None and tensor.dtype in _NOT_FINITE and tensor.count else None
             for chunk in chunks:
                 if pending is not None:
                     pending.result()
@@ -147,7 +147,7 @@ class _Tally:
             nan, inf = count_not_finite(chunk, self.dtype)
             self.nan += nan
             self.inf += inf
-        wide = memoryview(chunk).cast("H" if self.size == 2 else "I")
+        wide = memoryview(chunk).cast(_CODES[self.size])
         self.sample += wide[:: self.step].tobytes()
 
     def result(self) -> Numbers:
@@ -172,16 +172,33 @@ class _Tally:
         )
 
 
+_CODES: Mapping[int, Literal["B", "H", "I", "Q"]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+def _bytes_where(dtype: str, test: Callable[[float], bool]) -> bytes:
+    return bytes(byte for byte, value in enumerate(eight_bit_values(dtype)) if test(value))
+
+
+_ANY = bytes(range(256))
 # Bytes of a number, most significant first, and for each the values that all NaN and Inf have there, and Inf alone.
-_NOT_FINITE = {
-    "F16": ((1, b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff", b"\x7c\xfc"), (0, bytes(range(256)), b"\0")),
+_NOT_FINITE: Mapping[str, tuple[tuple[int, bytes, bytes], ...]] = {
+    "F16": ((1, b"\x7c\x7d\x7e\x7f\xfc\xfd\xfe\xff", b"\x7c\xfc"), (0, _ANY, b"\0")),
     "BF16": ((1, b"\x7f\xff", b"\x7f\xff"), (0, bytes(range(0x80, 0x100)), b"\x80")),
     "F32": (
         (3, b"\x7f\xff", b"\x7f\xff"),
         (2, bytes(range(0x80, 0x100)), b"\x80"),
-        (1, bytes(range(256)), b"\0"),
-        (0, bytes(range(256)), b"\0"),
+        (1, _ANY, b"\0"),
+        (0, _ANY, b"\0"),
     ),
+    "F64": (
+        (7, b"\x7f\xff", b"\x7f\xff"),
+        (6, bytes(range(0xF0, 0x100)), b"\xf0"),
+        *((place, _ANY, b"\0") for place in range(5, -1, -1)),
+    ),
+    **{
+        dtype: ((0, _bytes_where(dtype, lambda value: not math.isfinite(value)), _bytes_where(dtype, math.isinf)),)
+        for dtype in EIGHT_BIT
+    },
 }
 
 

@@ -7,6 +7,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import cache
 from operator import mul
 
 from guarded_serve.checkpoint.files import read_bytes
@@ -43,7 +44,9 @@ def read_row(tensor: Tensor, row: int, columns: int) -> array[float]:
 
 
 def decode_floats(raw: bytes, dtype: str) -> array[float]:
-    """Little-endian F16, BF16 or F32 as an array of single floats."""
+    """Little-endian numbers of a dtype in `FLOATS` as an array of single floats; of F64 or `EIGHT_BIT` as doubles."""
+    if dtype in EIGHT_BIT:
+        return array("d", map(eight_bit_values(dtype).__getitem__, raw))
     if dtype == "F16":
         return array("f", struct.unpack(f"<{len(raw) // 2}e", raw))
     if dtype == "BF16":
@@ -51,11 +54,38 @@ def decode_floats(raw: bytes, dtype: str) -> array[float]:
         wide[2::4] = raw[0::2]
         wide[3::4] = raw[1::2]
         raw = bytes(wide)
-    values: array[float] = array("f")
+    values: array[float] = array("d" if dtype == "F64" else "f")
     values.frombytes(raw)
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+EIGHT_BIT = {"F8_E4M3": (3, 7), "F8_E5M2": (2, 15), "F8_E4M3FNUZ": (3, 8), "F8_E5M2FNUZ": (2, 16), "F8_E8M0": (0, 127)}
+"""Bits of the mantissa and bias of the exponent (OCP 8-bit Floating Point and Microscaling; FNUZ: as in ONNX)."""
+
+
+@cache
+def eight_bit_values(dtype: str) -> tuple[float, ...]:
+    """The value of each byte."""
+    mantissa, bias = EIGHT_BIT[dtype]
+    if dtype == "F8_E8M0":  # a power of two without sign
+        return (*(2.0 ** (byte - bias) for byte in range(255)), math.nan)
+    return tuple(_eight_bit(byte, dtype, mantissa, bias) for byte in range(256))
+
+
+def _eight_bit(byte: int, dtype: str, mantissa: int, bias: int) -> float:
+    if dtype.endswith("FNUZ"):  # what would be -0 is NaN
+        special = math.nan if byte == 0x80 else None
+    elif dtype == "F8_E4M3":  # no Inf; all ones are NaN
+        special = math.nan if byte & 0x7F == 0x7F else None
+    else:
+        special = (math.nan if byte & 3 else math.inf) if byte & 0x7C == 0x7C else None
+    exponent, fraction = (byte & 0x7F) >> mantissa, (byte & ((1 << mantissa) - 1)) / (1 << mantissa)
+    value = special
+    if value is None:
+        value = (1 + fraction) * 2.0 ** (exponent - bias) if exponent else fraction * 2.0 ** (1 - bias)
+    return -value if byte & 0x80 else value
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from guarded_serve.checkpoint.safetensors import Tensor
 from guarded_serve.checkpoint.scan import DeepScan, Numbers
+from guarded_serve.checkpoint.values import FLOATS
 from guarded_serve.checks.interface import Check, Skip, check
 from guarded_serve.checks.model_facts import drafter, drafter_config, drafter_weights, models
 from guarded_serve.findings import Finding
@@ -43,7 +44,7 @@ def numbers(self: Check, facts: Facts) -> Iterator[Finding]:
                 where=f"{tensors[name].path}: {name}",
                 remedy="export the drafter again from a checkpoint before its training diverged",
             )
-    floats = {name: one.dtype for name, one in tensors.items() if one.dtype.startswith("F") and one.count}
+    floats = {name: one.dtype for name, one in tensors.items() if one.dtype.startswith(("F", "C")) and one.count}
     unscanned = sorted({dtype for name, dtype in floats.items() if name not in found.numbers})
     if unscanned and not found.unread:
         yield self.info(f"tensors of {', '.join(unscanned)} are not looked through for NaN and Inf")
@@ -59,7 +60,8 @@ def constant(self: Check, facts: Facts) -> Iterator[Finding]:
         tensor = tensors[name]
         if one.constant is None or math.isnan(one.constant) or tensor.count < 2 or name.endswith("bias"):
             continue
-        if len(tensor.shape) >= 2 or one.constant == 0:
+        is_scale = "scale" in name.rpartition(".")[2]  # a quantizer's; one for all is no fault
+        if (len(tensor.shape) >= 2 and not is_scale) or one.constant == 0:
             yield self.error(
                 f"every number of {name} is {one.constant:g}",
                 expected="trained numbers",
@@ -77,6 +79,8 @@ def untrained(self: Check, facts: Facts) -> Iterator[Finding]:
     deviation = initial if isinstance(initial, float) else 0.02
     fresh = {}
     for name, one in found.numbers.items():
+        if tensors[name].dtype not in FLOATS:
+            continue  # what a quantizer's scale makes of the numbers is not in them
         if len(tensors[name].shape) == 2 and one.sampled >= min(ENOUGH, tensors[name].count) and one.constant is None:
             fresh[name] = _fresh(tensors[name], one, deviation)
     like = [f"{name} ({why})" for name, why in fresh.items() if why]

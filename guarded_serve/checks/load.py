@@ -45,8 +45,8 @@ def foretell(model: ModelFacts | None) -> Foretold:
 
 
 def map_fingerprint(target_ids: Iterable[int]) -> str:
-    """sha256 over little-endian int64, as the engine works it out."""
-    values = array("q", target_ids)
+    """sha256 over little-endian int64, as the engine works it out; a sum beyond them wraps around, as there."""
+    values = array("q", ((token + 2**63) % 2**64 - 2**63 for token in target_ids))
     if sys.byteorder == "big":
         values.byteswap()
     return hashlib.sha256(values.tobytes()).hexdigest()

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
 
 def view(found: Checkpoint, target: Checkpoint | None, sglang: str | None) -> dict[str, Any]:
     """One drafter as plain data: what `--format json` prints."""
-    from guarded_serve.engine_rules.capture import predict_capture  # noqa: PLC0415
+    from guarded_serve.engine_rules.capture import layer_count, predict_capture  # noqa: PLC0415
     from guarded_serve.engine_rules.drafter import EAGLE3_CLASSES, head_rules, load_names, load_order  # noqa: PLC0415
     from guarded_serve.engine_rules.versions import rules_version  # noqa: PLC0415
     from guarded_serve.facts.model import read_map  # noqa: PLC0415
@@ -80,7 +80,7 @@ def view(found: Checkpoint, target: Checkpoint | None, sglang: str | None) -> di
             use[loading.map_name] = "the map"
         missing = [slot.usual_name for slot in rules.slots if slot.read and slot.key not in loading.filled]
     target_config = target.readable_config if target else None
-    layers = target_config.integer("num_hidden_layers") if target_config else None
+    layers = layer_count(target_config) if target_config else None
     capture = None
     if target_config is not None and layers is not None and config is not None and target_config.architecture:
         capture = predict_capture(target_config.architecture, layers, config, version)

@@ -225,7 +225,8 @@ def effective_settings(scheduler: Any) -> dict[str, Any]:
     """The `settings` event: what is in force, after SGLang's own defaults and adjustments."""
     worker = scheduler.model_worker
     runner = scheduler.tp_worker.model_runner
-    draft = getattr(getattr(worker, "draft_worker", None), "draft_attn_backend", None)
+    draft_worker = getattr(worker, "draft_worker", None)
+    draft = getattr(draft_worker, "draft_attn_backend", None)
     return {
         "max_running_requests": scheduler.max_running_requests,
         "max_total_num_tokens": scheduler.max_total_num_tokens,
@@ -234,10 +235,17 @@ def effective_settings(scheduler: Any) -> dict[str, Any]:
         "speculative_num_draft_tokens": getattr(worker, "speculative_num_draft_tokens", None),
         "target_attention_backend": type(runner.attn_backend).__name__,
         "draft_attention_backend": None if draft is None else type(draft).__name__,
+        "target_graph_batch_sizes": _graph_sizes(getattr(runner, "decode_cuda_graph_runner", None)),
+        "draft_graph_batch_sizes": _graph_sizes(getattr(draft_worker, "cuda_graph_runner", None)),
         "context_length": int(scheduler.tp_worker.model_config.context_len),
         "dtype": str(scheduler.tp_worker.model_config.dtype).removeprefix("torch."),
         "overlap": bool(scheduler.enable_overlap),
     }
+
+
+def _graph_sizes(graphs: Any) -> list[int]:
+    """Batch sizes that have a CUDA graph, ascending; none where nothing was captured (SGLang's `EagerRunner`)."""
+    return sorted(int(size) for size in getattr(graphs, "capture_bs", None) or ())
 
 
 def judge(facts: dict[str, Any]) -> list[Refusal]:

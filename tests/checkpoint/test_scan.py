@@ -3,36 +3,70 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 import struct
+import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from guarded_serve.checkpoint.scan import CHUNK, count_not_finite, scan
-from guarded_serve.checkpoint.values import decode_floats
+from guarded_serve.checkpoint.values import EIGHT_BIT, decode_floats
 from guarded_serve.checkpoint.weights import read_weights
 from tests.support.checkpoints import Data, Model, write_safetensors
 
 
-@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("dtype", [*EIGHT_BIT, "F16", "BF16", "F32", "F64"])
 def test_counts_are_those_of_the_numbers(dtype: str) -> None:
     noise = random.Random(dtype)
-    size = 4 if dtype == "F32" else 2
+    size = 1 if dtype in EIGHT_BIT else {"F32": 4, "F64": 8}.get(dtype, 2)
     special = [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7F7FFFFF]
     raw = noise.randbytes(40_000 * size)
     if dtype == "F32":
         raw += struct.pack(f"<{len(special)}I", *special)
-    else:
+    elif dtype == "F64":
+        raw += struct.pack("<4d", math.inf, -math.inf, math.nan, sys.float_info.max)
+        raw += struct.pack("<2Q", 0x7FF0000000000001, 0xFFF8000000000000)
+    elif size == 2:
         raw += struct.pack("<8H", 0x7C00, 0xFC00, 0x7C01, 0x7F80, 0xFF80, 0x7F81, 0x7BFF, 0x7F7F)
     values = decode_floats(raw, dtype)
     nan = sum(math.isnan(value) for value in values)
     inf = sum(math.isinf(value) for value in values)
-    assert inf > 0
+    assert (inf > 0) is (dtype not in ("F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"))
     assert nan > 0
     assert count_not_finite(raw, dtype) == (nan, inf)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "theirs"),
+    [
+        ("F8_E4M3", "float8_e4m3fn"),
+        ("F8_E5M2", "float8_e5m2"),
+        ("F8_E4M3FNUZ", "float8_e4m3fnuz"),
+        ("F8_E5M2FNUZ", "float8_e5m2fnuz"),
+        ("F8_E8M0", "float8_e8m0fnu"),
+    ],
+)
+def test_eight_bit_values_are_torchs(dtype: str, theirs: str) -> None:
+    torch = pytest.importorskip("torch")
+    real = torch.arange(256, dtype=torch.uint8).view(getattr(torch, theirs)).double().tolist()
+    assert list(map(repr, decode_floats(bytes(range(256)), dtype))) == [repr(v).replace("-nan", "nan") for v in real]
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F8_E4M3", "F8_E5M2"])
+def test_other_floats_are_looked_through(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "model.safetensors"
+    size = 8 if dtype == "F64" else 1
+    raw = bytearray(random.Random(1).randbytes(size * 1000).translate(bytes(i & 0x3F for i in range(256))))
+    raw[7 * size : 8 * size] = struct.pack("<d", math.nan) if dtype == "F64" else b"\x7f"
+    header = json.dumps({"a": {"dtype": dtype, "shape": [1000], "data_offsets": [0, len(raw)]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw)
+    found = scan(read_weights(tmp_path)).numbers["a"]
+    assert (found.nan, found.inf, found.constant) == (1, 0, None)
+    assert found.sampled == 999
 
 
 def test_digest_and_statistics(tmp_path: Path) -> None:

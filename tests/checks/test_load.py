@@ -25,6 +25,16 @@ def test_the_fingerprint_is_the_engines() -> None:
     assert map_fingerprint(IDS) == SHA == facts["sha256"]
 
 
+def test_offsets_beyond_int64_wrap_around_as_in_the_engine() -> None:
+    torch = pytest.importorskip("torch")
+    from guarded_serve.engine.load_gate import map_facts  # noqa: PLC0415
+
+    offsets = [2**63 - 1, 2**63 - 1, -(2**63)]
+    facts = map_facts(torch.tensor(offsets) + torch.arange(3))
+    assert facts is not None
+    assert map_fingerprint(offset + i for i, offset in enumerate(offsets)) == facts["sha256"]
+
+
 def test_as_foretold() -> None:
     assert list(contradictions(FORETOLD, LOADED)) == []
 

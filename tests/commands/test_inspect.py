@@ -57,6 +57,15 @@ def test_layers_need_a_target(folder: Path) -> None:
     )
 
 
+def test_layers_under_another_name_are_layers(tmp_path: Path) -> None:
+    model = target(architectures=["LongcatFlashForCausalLM"])
+    model.config["num_layers"] = model.config.pop("num_hidden_layers")
+    model.write(tmp_path / "longcat")
+    drafter().write(tmp_path / "drafter")
+    told = json.loads(inspect(tmp_path / "drafter", "--target", tmp_path / "longcat", "--format", "json").stdout)
+    assert told["layers"]["target_layers"] == 8
+
+
 def test_two_side_by_side(folder: Path) -> None:
     done = inspect(folder / "good", "--against", folder / "other", "--target", folder / "target")
     marked = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("* ")]

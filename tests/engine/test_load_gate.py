@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guarded_serve.engine.load_gate import LoadGate, LoadWatch, captured_layers, judge, map_facts
+from guarded_serve.engine.load_gate import LoadGate, LoadWatch, captured_layers, effective_settings, judge, map_facts
 
 torch = pytest.importorskip("torch")
 
@@ -170,6 +170,30 @@ def _facts(**changes: Any) -> dict[str, Any]:
     for name, value in changes.items():
         (drafter if name in ("class", "unwritten", "partial", "draft_vocab") else facts)[name] = value
     return {**facts, "drafters": [drafter]}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "said"),
+    [
+        (SimpleNamespace(capture_bs=[8, 1, 4]), SimpleNamespace(capture_bs=[1, 2]), ([1, 4, 8], [1, 2])),
+        (SimpleNamespace(), None, ([], [])),  # SGLang's EagerRunner; no graphs for the draft
+        (None, None, ([], [])),
+    ],
+)
+def test_settings_say_which_batch_sizes_have_graphs(target: Any, draft: Any, said: Any) -> None:
+    config = SimpleNamespace(context_len=64, dtype="torch.bfloat16", vocab_size=10)
+    runner = SimpleNamespace(attn_backend=object(), decode_cuda_graph_runner=target)
+    scheduler = SimpleNamespace(
+        model_worker=SimpleNamespace(
+            draft_worker=SimpleNamespace(cuda_graph_runner=draft, draft_attn_backend=None), topk=1
+        ),
+        tp_worker=SimpleNamespace(model_runner=runner, model_config=config),
+        max_running_requests=8,
+        max_total_num_tokens=100,
+        enable_overlap=False,
+    )
+    settings = effective_settings(scheduler)
+    assert (settings["target_graph_batch_sizes"], settings["draft_graph_batch_sizes"]) == said
 
 
 def test_a_right_load_passes() -> None:

@@ -641,6 +641,12 @@ def numbers(name: str, value: float, count: int | None = None) -> Callable[[Mode
 
 
 simple("R NaN", numbers("midlayer.mlp.down_proj.weight", float("nan"), 1), deep=True)
+simple(
+    "R NaN in double precision", tensor("norm.weight", Data("F64", (32,), [1.5, float("nan"), *[1.25] * 30])), deep=True
+)
+simple("R NaN in eight bits", every(
+    setting("quantization_config", {"quant_method": "fp8"}),
+    tensor("midlayer.self_attn.o_proj.weight", Data("F8_E4M3", (32, 32), [*range(1023), 0x7F]))), deep=True)  # fmt: skip
 simple("R Inf", numbers("fc.weight", float("inf"), 2), deep=True)
 simple("R all-zero matrix", numbers("midlayer.self_attn.o_proj.weight", 0.0), deep=True)
 simple("R constant matrix", numbers("lm_head.weight", 0.5), deep=True)
