@@ -45,9 +45,14 @@ def locate(name: str, revision: str | None, *, fetch_weights: bool) -> Located:
             return Located(None, Problem("not-a-folder", f"{name} is a file, not a model folder", path))
     except OSError:
         pass
-    if path.is_symlink() or path.is_absolute() or not _HUB_ID.fullmatch(name):
+    if path.is_symlink() or not is_hub_id(name):
         return Located(None, Problem("missing", _missing(path), path))
     return _from_hub(name, revision, fetch_weights=fetch_weights)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether it reads like ``name`` or ``owner/name``."""
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def _missing(path: Path) -> str:

@@ -12,6 +12,7 @@ from guarded_serve.checks.model_facts import (
     drafter,
     drafter_config,
     drafter_weights,
+    flag,
     from_problems,
     head,
     models,
@@ -290,7 +291,7 @@ def _shown(value: Any) -> str:
 
 @check("drafter.token_map", source="srt/speculative/eagle_worker_v2.py: init_token_map")
 def token_map(self: Check, facts: Facts) -> Iterator[Finding]:
-    """--speculative-token-map is set only where SGLang reads it."""
+    """--speculative-token-map is set only where SGLang reads it, and its file is there."""
     model = models(facts)
     path = facts.deployment.get("speculative_token_map")
     if not path:
@@ -305,6 +306,17 @@ def token_map(self: Check, facts: Facts) -> Iterator[Finding]:
         yield self.warning(
             f"speculative_token_map is set, but {model.algorithm or 'no speculation'} does not use it", found=str(path)
         )
+    elif model.token_map is not None:
+        yield self.error(
+            f"the token map cannot be read: {model.token_map.message}",
+            expected="a file of token ids, or OWNER/MODEL/FILE on the hub",
+            found=str(path),
+            where=flag("speculative_token_map"),
+            remedy="correct speculative_token_map",
+            exit_code=ExitCode.MISSING if model.token_map.kind == "missing" else self.exit_code,
+        )
+    else:
+        yield self.info(f"{path} is a pickle, which the guard does not open: the load gate judges its ids")
 
 
 @check("drafter.load_format", source="srt/model_executor/model_runner.py: _resolve_draft_load_format")

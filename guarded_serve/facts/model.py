@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guarded_serve.checkpoint.config import CONFIG_NAME, ModelConfig, read_config
-from guarded_serve.checkpoint.files import Unreadable
-from guarded_serve.checkpoint.hub import locate
+from guarded_serve.checkpoint.files import Unreadable, regular_size
+from guarded_serve.checkpoint.hub import is_hub_id, locate
 from guarded_serve.checkpoint.problem import Problem
 from guarded_serve.checkpoint.safetensors import Tensor
 from guarded_serve.checkpoint.scan import DeepScan, Progress, file_digest, scan
@@ -96,6 +96,7 @@ class ModelFacts:
     head_sample: HeadSample | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)  # by file name, where the profile pins one
     deep: DeepScan | None = None  # every byte of the drafter, under `--deep`
+    token_map: Problem | None = None  # what is wrong with the file of --speculative-token-map
     engine: EngineLoad | NoAnswer | None = None  # SGLang's own word on the drafter, under `--with-engine`
 
     @property
@@ -169,6 +170,7 @@ def gather_models(deployment: Deployment) -> ModelFacts:
         target=target,
         drafter=drafter,
         environment=_environment(deployment),
+        token_map=_token_map(deployment.get("speculative_token_map")),
     )
     if facts.algorithm is None or drafter is None or drafter.directory is None:
         return facts
@@ -270,6 +272,20 @@ def _environment(deployment: Deployment) -> dict[str, str]:
         {name: str(setting.value) for name, setting in deployment.environment.items() if name.startswith("SGLANG_")}
     )
     return merged
+
+
+def _token_map(name: Any) -> Problem | None:
+    """Why the file cannot be read. SGLang takes a missing one for OWNER/MODEL/FILE on the hub (load_token_map).
+
+    What is in it is a pickle, which is never unpickled here.
+    """
+    path = Path(str(name or ""))
+    try:
+        regular_size(path)
+    except Unreadable as unreadable:
+        if name and not (unreadable.problem.kind == "missing" and is_hub_id(str(path.parent))):
+            return unreadable.problem
+    return None
 
 
 def _vocabulary(facts: ModelFacts) -> int | None:

@@ -765,6 +765,12 @@ simple("T target elsewhere", model_path="s3://bucket/model")
 simple("T target in GGUF", model_path="/models/model.gguf")
 simple("T drafter elsewhere", speculative_draft_model_path="s3://bucket/drafter")
 simple("T token map", speculative_token_map="/somewhere/map.pt")
+CASES["T token map that is not there"] = lambda: Case(
+    eagle_1(), settings={"algorithm": "EAGLE", "speculative_token_map": "/no/such/map.pt"}
+)
+CASES["T token map of the hub"] = lambda: Case(
+    eagle_1(), settings={"algorithm": "EAGLE", "speculative_token_map": "owner/model/freq_32768.pt"}
+)
 simple("T override args", setting("draft_vocab_size", ABSENT), json_model_override_args='{"draft_vocab_size": 40}')
 
 # --- U: other algorithms ----------------------------------------------------------------------------------------------
