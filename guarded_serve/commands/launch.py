@@ -22,7 +22,7 @@ from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.preflight import Gate, preflight
 from guarded_serve.supervisor.redact import Redactor
 from guarded_serve.supervisor.run import SERVER_COMMAND, Options, supervise
-from guarded_serve.supervisor.secrets import exposed, with_api_key
+from guarded_serve.supervisor.secrets import exposed, hidden, with_api_key
 
 SUMMARY = "check everything, start SGLang, and watch over it"
 
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     log_format = Format.JSON if guard.log_format == "json" else None
     try:
         deployment = with_api_key(kept_apart(resolution.deployment))
-        deployment = replace(deployment, notes=(*deployment.notes, *exposed(deployment)))
+        deployment = replace(deployment, notes=(*deployment.notes, *exposed(deployment), *hidden(deployment)))
     except (OSError, ValueError) as error:
         print(f"error: the API key cannot be read: {error}", file=sys.stderr)
         return ExitCode.PERMISSION if isinstance(error, PermissionError) else ExitCode.MISSING

@@ -21,6 +21,7 @@ from guarded_serve.supervisor import cgroup, crash, death, ready
 from guarded_serve.supervisor.child import become_subreaper
 from guarded_serve.supervisor.economy import WINDOW_S as ECONOMY_S
 from guarded_serve.supervisor.economy import Economy
+from guarded_serve.supervisor.environment import environment_note
 from guarded_serve.supervisor.fold import WINDOW_S, Folder
 from guarded_serve.supervisor.launch import Launch, Told
 from guarded_serve.supervisor.lines import Format, Lines
@@ -202,11 +203,13 @@ class Supervisor:
         pins = {
             name: Setting(value, "the guard: the GPUs that were checked") for name, value in gate.environment.items()
         }
+        deployment = replace(self._deployment, environment={**self._deployment.environment, **pins})
+        self._lines.info(environment_note(os.environ, deployment))
         self._kills_before = cgroup.out_of_memory_kills()
         try:
             self._launch = Launch(
                 self._loop,
-                replace(self._deployment, environment={**self._deployment.environment, **pins}),
+                deployment,
                 self._options.command,
                 Told(
                     lines=self._on_lines,

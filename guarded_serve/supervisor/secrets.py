@@ -63,6 +63,14 @@ def exposed(deployment: Deployment) -> tuple[str, ...]:
     )
 
 
+def hidden(deployment: Deployment) -> tuple[str, ...]:
+    """A note where `out_of_sight` moves keys: the server's command line then has a `--config` that nobody wrote."""
+    moved = _parted(deployment)[1]
+    if not moved:
+        return ()
+    return (f"{', '.join(moved)}: handed to SGLang in a private file (--config), not on its command line",)
+
+
 def _parted(deployment: Deployment) -> tuple[list[str], dict[str, str]]:
     """The arguments that stay, and the keys to move, by flag; none where SGLang could not read them from a file.
 
