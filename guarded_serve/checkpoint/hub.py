@@ -75,13 +75,21 @@ def _from_hub(name: str, revision: str | None, *, fetch_weights: bool) -> Locate
             return Located(cached, hub_id=name)
     except Exception:  # not in the cache, in one of the library's many words
         pass
+    what = f"{name} at revision {revision}" if revision else name
+    fetch = f"hf download {name}" + (f" --revision {revision}" if revision else "")
     if constants.HF_HUB_OFFLINE:
-        message = f"{name} is neither a folder nor in the hub's cache, and HF_HUB_OFFLINE forbids to fetch it"
-        return Located(None, Problem("missing", message, Path(name)), name)
+        message = (
+            f"{what} is neither a folder nor in the hub's cache ({constants.HF_HUB_CACHE}), "
+            "and HF_HUB_OFFLINE forbids to fetch it"
+        )
+        remedy = f"correct the name, or run `{fetch}` where the hub can be reached, with HF_HUB_OFFLINE unset"
+        return Located(None, Problem("missing", message, Path(name), remedy=remedy), name)
     try:
         patterns = _ALL_FILES if fetch_weights else _SMALL_FILES
         return Located(snapshot(patterns, local=False), hub_id=name, complete=fetch_weights)
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        message = f"{name} is neither a folder nor can it be fetched from the hub: {reason}"
-        return Located(None, Problem("missing", message, Path(name)), name)
+        message = f"{what} is neither a folder nor can it be fetched from the hub: {reason}"
+        return Located(
+            None, Problem("missing", message, Path(name), remedy=f"correct the name, or try `{fetch}`"), name
+        )

@@ -57,7 +57,7 @@ def path(self: Check, facts: Facts) -> Iterator[Finding]:
             expected="a drafter's folder or a hub id",
             found=found.given,
             where=found.origin or None,
-            remedy=f"correct {flag(found.setting)}",
+            remedy=found.missing.remedy or f"correct {flag(found.setting)}",
         )
 
 

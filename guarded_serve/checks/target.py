@@ -42,7 +42,7 @@ def path(self: Check, facts: Facts) -> Iterator[Finding]:
             expected="a model folder or a hub id",
             found=target.given,
             where=target.origin or None,
-            remedy=f"correct {flag(target.setting)}",
+            remedy=target.missing.remedy or f"correct {flag(target.setting)}",
         )
 
 

@@ -23,6 +23,7 @@ SUMMARY = "show a drafter: every tensor, its config, its map, the layers that SG
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the command."""
     parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder or hub id")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of DRAFTER where it is a hub id")
     parser.add_argument(
         "--against", metavar="OTHER", help="a second drafter, shown beside it with the differences marked"
     )
@@ -36,14 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Read, print; 66 where a folder is missing."""
     from guarded_serve.checkpoint.problem import HARMLESS  # noqa: PLC0415
+    from guarded_serve.checks.formats.as_text import visible  # noqa: PLC0415
     from guarded_serve.facts.model import read_checkpoint  # noqa: PLC0415 - `--help` needs none of it
 
-    names = [options.drafter] + ([options.against] if options.against else [])
-    read = [read_checkpoint("drafter", name) for name in names]
+    read = [read_checkpoint("drafter", options.drafter, revision=options.revision)]
+    if options.against:
+        read.append(read_checkpoint("drafter", options.against))
     target = read_checkpoint("target", options.target, fetch_weights=False) if options.target else None
     for found in (*read, *([target] if target else [])):
         if found.missing is not None:
-            sys.stderr.write(f"guarded-serve inspect: {found.missing.message}\n")
+            remedy = found.missing.remedy or "name a model folder or a hub id"
+            sys.stderr.write(
+                f"guarded-serve inspect: {visible(found.missing.message)}\n    remedy:   {visible(remedy)}\n"
+            )
             return ExitCode.MISSING
     views = [view(found, target, options.sglang) for found in read]
     if options.format == "json":

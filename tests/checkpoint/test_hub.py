@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from guarded_serve.checkpoint.hub import locate
-from tests.support.checkpoints import target
+from tests.support.checkpoints import drafter, target
 from tests.support.verdicts import deployment, errors, judge
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
@@ -122,3 +125,71 @@ def test_what_is_no_hub_id_is_missing(tmp_path: Path, fetched: list[bool], name:
     assert found.problem is not None
     assert found.problem.kind == "missing"
     assert fetched == []
+
+
+LATER = COMMIT[::-1]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> dict[str, str]:
+    """A cache as `hf download` leaves it, with two revisions of a drafter, the later one cut short: the environment."""
+    for name, model in (("target", target()), ("drafter", drafter())):
+        folder = tmp_path / "hub" / f"models--owner--{name}"
+        model.write(folder / "snapshots" / COMMIT)
+        later = model.write(folder / "snapshots" / LATER) / "model.safetensors"
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(COMMIT)
+        (folder / "refs" / "v2").write_text(LATER)
+        if name == "drafter":
+            later.write_bytes(later.read_bytes()[:-7])
+    return {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+
+def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "guarded_serve.cli", *arguments]
+    return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def check(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    flags = ["--only", "target,drafter", "--speculative-algorithm", "EAGLE3"]
+    return command(environment, "check", *flags, *arguments)
+
+
+PAIR = ("--model-path", "owner/target", "--speculative-draft-model-path", "owner/drafter")
+
+
+def test_ids_are_judged_from_the_cache(hub: dict[str, str]) -> None:
+    done = check(hub, *PAIR)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "[2, 4, 5] of 8 layers" in done.stdout
+
+
+def test_the_revision_is_the_one_that_is_judged(hub: dict[str, str]) -> None:
+    for revision in ("v2", LATER):
+        done = check(hub, *PAIR, "--speculative-draft-model-revision", revision)
+        assert (done.returncode, done.stderr) == (65, "")
+        assert "7 bytes shorter than its header says" in done.stdout
+    assert command(hub, "inspect", "owner/drafter").returncode == 0
+    assert command(hub, "inspect", "owner/drafter", "--revision", "v2").returncode == 65
+
+
+def test_a_revision_that_is_not_in_the_cache(hub: dict[str, str]) -> None:
+    done = check(hub, *PAIR, "--speculative-draft-model-revision", "v9")
+    assert (done.returncode, done.stderr) == (66, "")
+    assert "owner/drafter at revision v9 is neither a folder nor in the hub's cache" in done.stdout
+    assert "hf download owner/drafter --revision v9" in done.stdout
+
+
+def test_an_id_that_is_not_in_the_cache(hub: dict[str, str]) -> None:
+    names = ("--model-path", "owner/gone", "--speculative-draft-model-path", "owner/none")
+    done = check(hub, *names)
+    assert (done.returncode, done.stderr) == (66, "")
+    for flag, name in (names[:2], names[2:]):
+        assert f"{name} is neither a folder nor in the hub's cache ({hub['HF_HUB_CACHE']})" in done.stdout
+        assert (
+            f"found:    {name}\n    where:    {flag} on the command line\n    remedy:   correct the name" in done.stdout
+        )
+    seen = command(hub, "inspect", "owner/none")
+    assert (seen.returncode, seen.stdout) == (66, "")
+    assert "remedy:   correct the name, or run `hf download owner/none`" in seen.stderr
+    assert "Traceback" not in seen.stderr
