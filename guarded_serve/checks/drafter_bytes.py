@@ -52,7 +52,11 @@ def numbers(self: Check, facts: Facts) -> Iterator[Finding]:
         yield self.info(f"sha256 of {file}: {digest}")
 
 
-@check("drafter.constant", needs=("drafter.files",))
+@check(
+    "drafter.constant",
+    needs=("drafter.files",),
+    source="sglang 27829: a tensor that nobody wrote; torch.zeros and torch.empty of an export",
+)
 def constant(self: Check, facts: Facts) -> Iterator[Finding]:
     """No matrix of the drafter is one number over and over, and no norm is all zero (`--deep`)."""
     found, tensors = _scan(facts), drafter_weights(facts).tensors
@@ -71,7 +75,12 @@ def constant(self: Check, facts: Facts) -> Iterator[Finding]:
             )
 
 
-@check("drafter.untrained", needs=("drafter.numbers", "drafter.constant"))
+@check(
+    "drafter.untrained",
+    needs=("drafter.numbers", "drafter.constant"),
+    source="torch.nn.Linear: reset_parameters; transformers: initializer_range",
+    remedy="make sure that the trained weights were exported",
+)
 def untrained(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's matrices do not look like a layer that was never trained (`--deep`)."""
     found, tensors = _scan(facts), drafter_weights(facts).tensors

@@ -47,7 +47,11 @@ def _not_positive(value: str) -> bool:
         return False
 
 
-@check("drafter.rules")
+@check(
+    "drafter.rules",
+    source="docs/compatibility.md: the versions that the rules were read from and held against",
+    remedy="the load gate and the probe judge what these rules cannot; run `guarded-serve smoke`",
+)
 def rules(self: Check, facts: Facts) -> Iterator[Finding]:
     """The installed SGLang and the algorithm are among those that these rules were read from."""
     model = models(facts)
@@ -102,7 +106,12 @@ def algorithm(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.class", needs=("drafter.config", "drafter.files"), source="sglang 33966; srt/models/registry.py")
+@check(
+    "drafter.class",
+    needs=("drafter.config", "drafter.files"),
+    source="sglang 33966; srt/models/registry.py",
+    remedy="the load gate and the probe judge what these rules cannot; run `guarded-serve smoke`",
+)
 def head_class(self: Check, facts: Facts) -> Iterator[Finding]:
     """Under EAGLE3, the drafter's class is one of SGLang's EAGLE-3 classes, and its tensors are that class's."""
     only_eagle3(facts)
@@ -148,7 +157,12 @@ def head_class(self: Check, facts: Facts) -> Iterator[Finding]:
     )
 
 
-@check("drafter.builds", needs=("drafter.class",), source="srt/models/llama_eagle3.py, kimi_k25_eagle3.py: __init__")
+@check(
+    "drafter.builds",
+    needs=("drafter.class",),
+    source="srt/models/llama_eagle3.py, kimi_k25_eagle3.py: __init__",
+    remedy="correct the drafter's config.json; `guarded-serve inspect` shows it beside the tensors",
+)
 def builds(self: Check, facts: Facts) -> Iterator[Finding]:
     """SGLang can build the drafter's class from its config.json."""
     expected, _ = head(facts)

@@ -60,7 +60,12 @@ def hidden_size(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.vocab_size", needs=("drafter.builds", "target.config"), source="vLLM 7252, Qwen3 466")
+@check(
+    "drafter.vocab_size",
+    needs=("drafter.builds", "target.config"),
+    source="vLLM 7252, Qwen3 466",
+    remedy="none is needed if the tokenizers are one; `[drafter] trained_for` lets the guard compare them",
+)
 def vocab_size(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's vocabulary is the target's, give or take padding."""
     expected, _ = head(facts)
@@ -93,6 +98,7 @@ def vocab_size(self: Check, facts: Facts) -> Iterator[Finding]:
     "drafter.aux_layers",
     needs=("drafter.builds", "target.config"),
     source="spec_aux_hidden_state.py; set_eagle3_layers_to_capture of the target's class; sglang 32226, 21274, 25454",
+    remedy="name three layers in eagle_config.eagle_aux_hidden_state_layer_ids, as the drafter was trained",
 )
 def aux_layers(self: Check, facts: Facts) -> Iterator[Finding]:
     """The layers that SGLang will capture are those that the drafter was trained on."""
@@ -265,7 +271,12 @@ def tied(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.rope", needs=("drafter.config",), source="srt/layers/rotary_embedding/factory.py; AngelSlim Qwen3-4B")
+@check(
+    "drafter.rope",
+    needs=("drafter.config",),
+    source="srt/layers/rotary_embedding/factory.py; AngelSlim Qwen3-4B",
+    remedy="correct rope_scaling in the drafter's config.json",
+)
 def rope(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's rotary settings are ones that SGLang knows (a base other than the target's is no fault)."""
     config = eagle3_config(facts).flat
@@ -300,6 +311,7 @@ def rope(self: Check, facts: Facts) -> Iterator[Finding]:
     "drafter.context_length",
     needs=("drafter.config", "target.config"),
     source="srt/configs/model_config.py: _derive_context_length; sglang 10787, 6783",
+    remedy="set context_length to the drafter's, or use a drafter that was trained for longer contexts",
 )
 def served_context(self: Check, facts: Facts) -> Iterator[Finding]:
     """The served context is not longer than the drafter's max_position_embeddings."""
@@ -359,7 +371,12 @@ def dtype(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.quantization", needs=("drafter.config",), source="srt/arg_groups/serving_hook.py; sglang 28196")
+@check(
+    "drafter.quantization",
+    needs=("drafter.config",),
+    source="srt/arg_groups/serving_hook.py; sglang 28196",
+    remedy="the load gate judges the names and shapes; run `guarded-serve smoke`",
+)
 def quantization(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter does not inherit a --quantization that is meant for the target."""
     config, deployment = drafter_config(facts), facts.deployment

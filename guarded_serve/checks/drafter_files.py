@@ -45,7 +45,7 @@ def wanted(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.path", exit_code=ExitCode.MISSING)
+@check("drafter.path", exit_code=ExitCode.MISSING, source="srt/model_loader/weight_utils.py: a folder, else a hub id")
 def path(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter is a folder on disk, or a hub id that can be resolved."""
     found = drafter(facts)
@@ -77,7 +77,12 @@ def not_target(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.config", needs=("drafter.path",))
+@check(
+    "drafter.config",
+    needs=("drafter.path",),
+    source="transformers: AutoConfig.from_pretrained raises on it",
+    remedy="correct the drafter's config.json, or export the drafter again",
+)
 def config(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's config.json can be read and its sizes are sizes."""
     found = drafter(facts)
@@ -90,6 +95,7 @@ def config(self: Check, facts: Facts) -> Iterator[Finding]:
     "drafter.files",
     needs=("drafter.path", "drafter.not_target"),
     source="safetensors: Metadata::validate; sglang 32279; OmniParser 34, PersuGPT 2",
+    remedy="copy, download or export the drafter again",
 )
 def files(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's safetensors files are whole: header, size, shards and index agree."""
@@ -97,7 +103,7 @@ def files(self: Check, facts: Facts) -> Iterator[Finding]:
     yield from from_problems(self, problems, warn=HARMLESS)
 
 
-@check("drafter.pickle", needs=("drafter.path",), source="sglang 3315")
+@check("drafter.pickle", needs=("drafter.path",), source="sglang 3315", remedy="convert it to safetensors")
 def pickle(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter is not a pickle only, which SGLang would unpickle (the guard never does)."""
     weights = drafter_weights(facts)
@@ -117,7 +123,11 @@ def pickle(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.stale_config", needs=("drafter.config", "drafter.files"))
+@check(
+    "drafter.stale_config",
+    needs=("drafter.config", "drafter.files"),
+    source="AngelSlim Qwen3-4B: a config.json of head_dim 80 beside tensors of head_dim 128",
+)
 def stale_config(self: Check, facts: Facts) -> Iterator[Finding]:
     """config.json is not much older than the weights beside it."""
     found = drafter(facts)

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     from guarded_serve.facts.bag import Facts
 
 
-@check("target.tokenizer", needs=("target.path",))
+@check(
+    "target.tokenizer",
+    needs=("target.path",),
+    source="vLLM 7252: the tokenizer tells padding from tokens",
+    remedy="copy the tokenizer files again from where the target is published",
+)
 def target_tokenizer(self: Check, facts: Facts) -> Iterator[Finding]:
     """The target's tokenizer files can be read."""
     found = models(facts).tokenizer
@@ -35,7 +40,11 @@ def target_tokenizer(self: Check, facts: Facts) -> Iterator[Finding]:
     yield from from_problems(self, found.problems, warn=tuple(problem.kind for problem in found.problems))
 
 
-@check("drafter.trained_for", needs=("drafter.config", "target.config"))
+@check(
+    "drafter.trained_for",
+    needs=("drafter.config", "target.config"),
+    source="sglang 4716; the profile: drafter.trained_for",
+)
 def trained_for(self: Check, facts: Facts) -> Iterator[Finding]:
     """The target has the width and the layers of the model that the profile says the drafter was made for."""
     drafter(facts)
@@ -125,7 +134,12 @@ def _compare(
         yield self.warning(message, **evidence)
 
 
-@check("drafter.reachable", needs=("drafter.map_values",), source="EAGLE 241, 248")
+@check(
+    "drafter.reachable",
+    needs=("drafter.map_values",),
+    source="EAGLE 241, 248",
+    remedy="answers stay right; a draft vocabulary with these tokens in it accepts a little more",
+)
 def reachable(self: Check, facts: Facts) -> Iterator[Finding]:
     """The end of a generation and the chat template's special tokens are in the draft vocabulary."""
     only_eagle3(facts)
@@ -179,7 +193,11 @@ def embedding(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.head_rows", needs=("drafter.map", "drafter.shapes", "target.weights"))
+@check(
+    "drafter.head_rows",
+    needs=("drafter.map", "drafter.shapes", "target.weights"),
+    source="trainers that start lm_head from the rows of the target that the map names",
+)
 def head_rows(self: Check, facts: Facts) -> Iterator[Finding]:
     """Where the head was started from the target's, its rows look like the target's at the ids that the map names."""
     head(facts)
@@ -208,7 +226,11 @@ def head_rows(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.sha256", needs=("drafter.files",))
+@check(
+    "drafter.sha256",
+    needs=("drafter.files",),
+    source="Git LFS: a pointer's oid is the file's sha256; the profile: drafter.sha256",
+)
 def sha256(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's safetensors file has the sha256 that the profile pins (the hub's LFS oid)."""
     drafter(facts)
@@ -238,7 +260,7 @@ def sha256(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("drafter.reference", needs=("drafter.config", "drafter.files"))
+@check("drafter.reference", needs=("drafter.config", "drafter.files"), source="the profile: drafter.reference")
 def reference(self: Check, facts: Facts) -> Iterator[Finding]:
     """How the drafter differs from the one that works (drafter.reference): every difference, none of them an error."""
     config, weights = drafter_config(facts), drafter_weights(facts)
@@ -319,7 +341,11 @@ def token_map(self: Check, facts: Facts) -> Iterator[Finding]:
         yield self.info(f"{path} is a pickle, which the guard does not open: the load gate judges its ids")
 
 
-@check("drafter.load_format", source="srt/model_executor/model_runner.py: _resolve_draft_load_format")
+@check(
+    "drafter.load_format",
+    source="srt/model_executor/model_runner.py: _resolve_draft_load_format",
+    remedy="the load gate judges the tensors; run `guarded-serve smoke`",
+)
 def load_format(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's weights are really loaded, and in a form that these rules read."""
     drafter(facts)

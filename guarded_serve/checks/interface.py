@@ -36,6 +36,7 @@ class Check:
     needs: tuple[str, ...] = ()
     source: str = ""  # where the rule comes from: an SGLang file, a report's number
     exit_code: ExitCode = ExitCode.REFUSED
+    remedy: str | None = None  # of an error or warning that names none of its own
 
     @property
     def family(self) -> str:
@@ -55,11 +56,19 @@ class Check:
         return self._finding(Severity.INFO, message, evidence)
 
     def _finding(self, severity: Severity, message: str, evidence: dict[str, Any]) -> Finding:
-        return Finding(check=self.name, severity=severity, message=message, **{"exit_code": self.exit_code, **evidence})
+        default: dict[str, Any] = {"exit_code": self.exit_code}
+        if severity is not Severity.INFO:
+            default["remedy"] = self.remedy
+        return Finding(check=self.name, severity=severity, message=message, **{**default, **evidence})
 
 
 def check(
-    name: str, *, needs: tuple[str, ...] = (), source: str = "", exit_code: ExitCode = ExitCode.REFUSED
+    name: str,
+    *,
+    needs: tuple[str, ...] = (),
+    source: str = "",
+    exit_code: ExitCode = ExitCode.REFUSED,
+    remedy: str | None = None,
 ) -> Callable[[Callable[[Check, Facts], Iterable[Finding]]], Check]:
     """Make a `Check` of a generator ``judge(check, facts)``; its docstring's first line is the summary.
 
@@ -79,6 +88,7 @@ def check(
             needs=needs,
             source=source,
             exit_code=exit_code,
+            remedy=remedy,
         )
         return made
 

@@ -105,6 +105,6 @@ def from_problems(check: Check, problems: Iterable[Problem], warn: Iterable[str]
             expected=problem.expected,
             found=problem.found,
             where=problem.where,
-            remedy=problem.remedy,
+            remedy=problem.remedy or check.remedy,
             exit_code=EXIT_BY_KIND.get(problem.kind, check.exit_code),
         )

@@ -33,7 +33,7 @@ def _make(name: str, rule: str) -> Check:
         yield from (finding for finding in facts.configuration if finding.check == self.name)
 
     judge.__doc__ = rule
-    return check(name, exit_code=ExitCode.PROFILE)(judge)
+    return check(name, exit_code=ExitCode.PROFILE, source="profile/load.py, profile/resolve.py")(judge)
 
 
 def unlisted(findings: Iterable[Finding]) -> tuple[str, ...]:

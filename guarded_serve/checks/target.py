@@ -30,7 +30,7 @@ COMPARED = (
 """Keys of the target that rules about drafters read."""
 
 
-@check("target.path", exit_code=ExitCode.MISSING)
+@check("target.path", exit_code=ExitCode.MISSING, source="srt/model_loader/weight_utils.py: a folder, else a hub id")
 def path(self: Check, facts: Facts) -> Iterator[Finding]:
     """The target is a folder on disk, or a hub id that can be resolved."""
     target = models(facts).target
@@ -46,7 +46,12 @@ def path(self: Check, facts: Facts) -> Iterator[Finding]:
         )
 
 
-@check("target.config", needs=("target.path",))
+@check(
+    "target.config",
+    needs=("target.path",),
+    source="transformers: AutoConfig.from_pretrained raises on it",
+    remedy="copy the config.json again from where the target is published",
+)
 def config(self: Check, facts: Facts) -> Iterator[Finding]:
     """The target's config.json can be read, and the sizes that a drafter is held against are sizes."""
     model = models(facts)
@@ -60,7 +65,12 @@ def config(self: Check, facts: Facts) -> Iterator[Finding]:
             yield from from_problems(self, (problem,))
 
 
-@check("target.weights", needs=("target.path",), source="sglang 32279; OmniParser 34, PersuGPT 2, vmlx-swift 217")
+@check(
+    "target.weights",
+    needs=("target.path",),
+    source="sglang 32279; OmniParser 34, PersuGPT 2, vmlx-swift 217",
+    remedy="copy or download the folder again",
+)
 def weights(self: Check, facts: Facts) -> Iterator[Finding]:
     """Every shard of the target is there and as long as its header says."""
     target = models(facts).target
@@ -72,11 +82,7 @@ def weights(self: Check, facts: Facts) -> Iterator[Finding]:
     yield from from_problems(self, target.weights.problems, warn=(*HARMLESS, "pickle-only"))
 
 
-@check(
-    "target.captures_layers",
-    needs=("target.config",),
-    source="srt/models/*: set_eagle3_layers_to_capture",
-)
+@check("target.captures_layers", needs=("target.config",), source="srt/models/*: set_eagle3_layers_to_capture")
 def captures_layers(self: Check, facts: Facts) -> Iterator[Finding]:
     """Under EAGLE3, the target's class is one that hands its layers' states to a drafter."""
     model = models(facts)

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 SOURCE = "srt/models/llama_eagle3.py: hot_token_id = d2t + arange(len(d2t)), unchecked"
 
 
-@check("drafter.map", needs=("drafter.builds", "drafter.files", "drafter.tied"), source=f"{SOURCE}; vLLM 18909")
+@check(
+    "drafter.map",
+    needs=("drafter.builds", "drafter.files", "drafter.tied"),
+    source=f"{SOURCE}; vLLM 18909",
+    remedy="export d2t as int64",
+)
 def vocabulary_map(self: Check, facts: Facts) -> Iterator[Finding]:
     """A reduced vocabulary has a d2t of one int64 a draft token; a full one needs none."""
     expected, _ = head(facts)

@@ -42,4 +42,5 @@ def test_case(name: str, tmp_path: Path) -> None:
         assert any(expected["says"] in finding.message for finding in told), [finding.message for finding in told]
     for finding in told:
         assert finding.message == finding.message.strip()
+        assert finding.remedy, finding.message
         assert str(tmp_path) in (finding.where or str(tmp_path)) or not (finding.where or "").startswith("/")

@@ -80,7 +80,14 @@ def test_numbers_that_are_not_looked_through_are_named(tmp_path: Path) -> None:
     head = drafter(quantization_config={"quant_method": "fp8"})
     head.tensors["fc.weight"] = Data("F8_E4M3", (32, 96))
     target().write(tmp_path / "target")
-    report = judge(deployment(tmp_path / "target", head.write(tmp_path / "fp8")), deep=True)
-    assert "tensors of F8_E4M3 are not looked through for NaN and Inf" in message(report, "drafter.numbers")
+    path = head.write(tmp_path / "fp4") / "model.safetensors"
+    raw = path.read_bytes()
+    length = 8 + int.from_bytes(raw[:8], "little")
+    eight = b'"dtype": "F8_E4M3", "shape": [32, 96]'
+    assert eight in raw[:length]
+    header = raw[:length].replace(eight, b'"dtype": "F4", "shape": [32, 192]').ljust(length)
+    path.write_bytes(header + raw[length:])
+    report = judge(deployment(tmp_path / "target", path.parent), deep=True)
+    assert "tensors of F4 are not looked through for NaN and Inf" in message(report, "drafter.numbers")
     report = judge(deployment(tmp_path / "target", drafter().write(tmp_path / "bf16")), deep=True)
     assert "not looked through" not in message(report, "drafter.numbers")

@@ -26,6 +26,10 @@ def test_names() -> None:
     assert all(check.summary.endswith((".", ")")) for check in CHECKS)
 
 
+def test_every_rule_of_the_models_says_where_it_comes_from() -> None:
+    assert [check.name for check in checks_of(["target", "drafter"]) if not check.source] == []
+
+
 def test_what_a_check_needs_stands_before_it() -> None:
     seen: set[str] = set()
     for check in CHECKS:
