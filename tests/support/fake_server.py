@@ -15,6 +15,7 @@ import mmap
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -84,6 +85,8 @@ def main() -> None:
     parser.add_argument("--api-key")
     parser.add_argument("--speculative-draft-model-path", default="")
     parser.add_argument("--config")
+    parser.add_argument("--ssl-certfile")
+    parser.add_argument("--ssl-keyfile")
     options, _ = parser.parse_known_args(sys.argv[2:])
     if options.config:  # as SGLang: below the command line
         options.api_key = options.api_key or yaml.safe_load(Path(options.config).read_text()).get("api-key")
@@ -113,6 +116,10 @@ def _main(scenario: Scenario, options: argparse.Namespace) -> None:
             (options.host, options.port),
             _handler(scenario, options.api_key, Path(options.speculative_draft_model_path).name),
         )
+        if options.ssl_certfile:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         if not scenario.never_ready:
             print(FIRED_UP, flush=True)
