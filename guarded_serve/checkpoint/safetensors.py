@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from operator import eq, sub
+from itertools import groupby
+from operator import add, eq, sub
 from pathlib import Path
 from typing import Any
 
@@ -168,21 +169,24 @@ def _skimmed(path: Path, size: int, length: int, header: bytes, wanted: Collecti
     if places.count(b":[") != count or places.count(b"]},") != count or places.translate(None, b"0123456789,:[]}"):
         return None
     flat = places.translate(None, b":[]}").split(b",")[:-1]
-    starts, ends, known = flat[0::2], flat[1::2], set(names)
+    starts, ends = flat[0::2], flat[1::2]
+    end = b"\0" + path.name.encode()
+    joined = (end + b"\n").join(names) + end
+    full = joined.split(b"\n")  # each name with its file, as `names_sum` has them
+    known = set(full)
     if len(flat) != 2 * count or b"" in ends or max(map(len, ends)) > 18 or len(known) != count:
         return None
     if starts[0] != b"0" or starts[1:] != ends[:-1] or 8 + length + int(ends[-1]) != size:
         return None  # in an order of its own, or wrong
     stops = list(map(int, ends))
-    kinds = list(zip(dtypes, shapes, strict=True))
-    sizes = {kind: _entry_size(*kind) for kind in set(kinds)}
+    kinds = list(map(add, dtypes, shapes))  # `BF16:[2,3],`: one object, whose hash is worked out once
+    sizes = {kind: _entry_size(kind) for kind in set(kinds)}
     if not all(map(eq, map(sub, stops, [0, *stops]), map(sizes.get, kinds))):
         return None
     tensors = {}
     for text in wanted:
-        name = text.encode()
-        if name in known:
-            i = names.index(name)
+        if text.encode() + end in known:
+            i = names.index(text.encode())
             shape = _SHAPE.fullmatch(shapes[i])
             tensors[text] = Tensor(
                 text,
@@ -192,9 +196,14 @@ def _skimmed(path: Path, size: int, length: int, header: bytes, wanted: Collecti
                 8 + length + int(starts[i]),
                 8 + length + stops[i],
             )
-    groups = Counter(zip(map(_layer_text, names), kinds, strict=True))
-    by_layer = _grouped((text, kind[0].decode(), (sizes[kind] or 0) * times) for (text, kind), times in groups.items())
-    return Shard(path, size, tensors, count, names_sum(names, path.name.encode()), by_layer)
+    sums: Counter[tuple[bytes, bytes]] = Counter()
+    at = 0
+    for layer, run in groupby(_layer_texts(names, joined)):  # a layer's tensors stand together, as a rule
+        begin, at = at, at + sum(1 for _ in run)
+        for kind, times in Counter(kinds[begin:at]).items():
+            sums[layer, kind.partition(b":")[0]] += (sizes[kind] or 0) * times
+    by_layer = _grouped((layer, dtype.decode(), total) for (layer, dtype), total in sums.items())
+    return Shard(path, size, tensors, count, sum(map(hash, full)), by_layer)
 
 
 _LAYER = re.compile(rb"(\d{1,4})\.")
@@ -212,6 +221,18 @@ def _layer_text(name: bytes) -> bytes:
     return name.partition(b"layers.")[2][:5]
 
 
+def _layer_texts(names: list[bytes], joined: bytes) -> Iterable[bytes]:
+    """`_layer_text` of each; nearly all names of a file share what stands before the number."""
+    model = next((name for name in names if b"layers." in name), None)
+    if model is None:
+        return [b""] * len(names)
+    prefix = model[: model.find(b"layers.") + 7]
+    begin, end = len(prefix), len(prefix) + 5
+    if joined.startswith(prefix) and joined.count(b"\n" + prefix) == len(names) - 1:
+        return [name[begin:end] for name in names]
+    return [name[begin:end] if name.startswith(prefix) else _layer_text(name) for name in names]
+
+
 def _grouped(groups: Iterable[tuple[bytes, str, int]]) -> Sizes:
     """Sizes from `_layer_text`, dtype and bytes."""
     found: Counter[tuple[str, int | None]] = Counter()
@@ -221,9 +242,10 @@ def _grouped(groups: Iterable[tuple[bytes, str, int]]) -> Sizes:
     return found
 
 
-def _entry_size(dtype: bytes, shape: bytes) -> int | None:
-    """Bytes of a tensor; None for what is no dtype or no shape."""
-    bits, sizes = DTYPE_BITS.get(dtype.decode("ascii", "replace")), _SHAPE.fullmatch(shape)
+def _entry_size(kind: bytes) -> int | None:
+    """Bytes of a tensor from dtype and shape, `BF16:[2,3],`; None for what is no dtype or no shape."""
+    dtype, colon, shape = kind.partition(b":")
+    bits, sizes = DTYPE_BITS.get(dtype.decode("ascii", "replace")), _SHAPE.fullmatch(colon + shape)
     if bits is None or sizes is None:
         return None
     return (_product([int(part) for part in sizes[1].split(b",") if part]) * bits + 7) // 8
