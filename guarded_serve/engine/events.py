@@ -15,7 +15,6 @@ class Events:
     def __init__(self, path: str) -> None:
         self._path = path
         self.rank: int | None = None
-        self.unsent = 0
         self._socket: socket.socket | None = None
         try:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -31,6 +30,5 @@ class Events:
                 raise OSError("no socket")
             self._socket.sendto(json.dumps(message, separators=(",", ":"), default=str).encode(), self._path)
         except (OSError, ValueError):
-            self.unsent += 1
             return False
         return True

@@ -35,10 +35,24 @@ def impossible_combinations(loaded: LoadedProfile, get: Get, is_set: Callable[[s
         )
 
 
-def unknown_ignores(loaded: LoadedProfile, known: Collection[str]) -> Iterator[Finding]:
-    """Errors for names in `[preflight] ignore` that no check has."""
+def cannot_be_ignored(check: str) -> bool:
+    """Whether no profile can let its errors pass: from a broken profile or command line, no server is made."""
+    return check.startswith("profile.")
+
+
+def wrong_ignores(loaded: LoadedProfile, known: Collection[str]) -> Iterator[Finding]:
+    """Errors for names in `[preflight] ignore` that no check has, or whose errors always count."""
     for index, name in enumerate(loaded.profile.preflight.ignore):
-        if name not in known:
+        if name in known and cannot_be_ignored(name):
+            yield loaded.error(
+                "profile.value",
+                ("preflight", "ignore", index),
+                f"preflight.ignore names {literal(name)}, and what that check finds cannot be ignored",
+                expected="the name of a check of another family than profile",
+                found=literal(name),
+                remedy="leave it out, and mend what the check finds",
+            )
+        elif name not in known:
             near = nearest(name, known)
             yield loaded.error(
                 "profile.value",

@@ -29,6 +29,7 @@ else:
     import tomli as tomllib
 
 _MOST_SYNTAX_ERRORS = 20
+_MOST_LEVELS = 50  # whoever walks the document may call itself so many times over
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class LoadedProfile:
     document: Mapping[str, Any] = field(default_factory=dict)
     lines: Lines = field(default_factory=lambda: Lines({}, ()))
     findings: tuple[Finding, ...] = ()
-    readable: bool = True
 
     def where(self, *key: str | int) -> str:
         """``file:line`` of a key."""
@@ -81,13 +81,41 @@ def load_profile(path: Path) -> LoadedProfile:
     except OSError as error:
         return _unreadable(path, "profile.file", f"{shown} cannot be read: {error.strerror}", ExitCode.PROFILE, None)
 
-    text = text.replace("\r\n", "\n")
+    try:
+        return _read(text.replace("\r\n", "\n"), path, shown)
+    except RecursionError:
+        message, remedy = (
+            "the profile is nested too deeply to be read",
+            "a profile has tables and lists, two levels deep",
+        )
+        return _unreadable(path, "profile.syntax", message, ExitCode.PROFILE, remedy, f"{shown}:{_deepest(text)}")
+
+
+def _read(text: str, path: Path, shown: str) -> LoadedProfile:
     document, syntax, sound = _parse(text, shown)
+    if _depth(document) > _MOST_LEVELS:
+        raise RecursionError
     lines = find_lines(sound)
     loaded = LoadedProfile(path=path, shown=shown, document=document, lines=lines)
     profile, invalid = _validate(loaded)
     findings = sorted((*syntax, *invalid), key=lambda finding: _line(finding.where))
     return LoadedProfile(profile, path, shown, document, lines, tuple(findings))
+
+
+def _depth(document: Any) -> int:
+    """How many tables and arrays stand inside each other."""
+    level, depth = [document], 0
+    while level:
+        depth += 1
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+    return depth
+
+
+def _deepest(text: str) -> int:
+    """The line with the most brackets: where it is nested too deeply, as a rule."""
+    brackets = [line.count("[") + line.count("{") for line in text.split("\n")]
+    return brackets.index(max(brackets)) + 1
 
 
 def _line(where: str | None) -> int:
@@ -98,7 +126,7 @@ def _unreadable(
     path: Path, check: str, message: str, code: ExitCode, remedy: str | None, where: str | None = None
 ) -> LoadedProfile:
     finding = Finding(check, Severity.ERROR, message, where=where or str(path), remedy=remedy, exit_code=code)
-    return LoadedProfile(path=path, shown=str(path), findings=(finding,), readable=False)
+    return LoadedProfile(path=path, shown=str(path), findings=(finding,))
 
 
 def _like(path: Path) -> str:

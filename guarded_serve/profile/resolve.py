@@ -16,7 +16,7 @@ from typing import Any
 import guarded_serve
 from guarded_serve.exit_codes import ExitCode, most_telling
 from guarded_serve.findings import Finding, Severity
-from guarded_serve.profile.combinations import impossible_combinations, unknown_ignores
+from guarded_serve.profile.combinations import cannot_be_ignored, impossible_combinations, wrong_ignores
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.flags import FlagError, FlagParser, Given, Mismatch, expected_value, render
 from guarded_serve.profile.guard_options import GUARD_OPTIONS, GuardOptions
@@ -106,8 +106,8 @@ class _Resolver:
         )
         self.findings.extend(impossible_combinations(loaded, deployment.get, deployment.is_set))
         if known_checks is not None:
-            self.findings.extend(unknown_ignores(self.loaded, known_checks))
-            self.findings.extend(self._unknown_flag_ignores(known_checks))
+            self.findings.extend(wrong_ignores(self.loaded, known_checks))
+            self.findings.extend(self._wrong_flag_ignores(known_checks))
         return Resolution(deployment, tuple(sorted(self.findings, key=self._place)))
 
     def _place(self, finding: Finding) -> int:
@@ -385,9 +385,18 @@ class _Resolver:
                 self.notes.append(f"{name}=1: {why} ({origin})")
         return settings
 
-    def _unknown_flag_ignores(self, known: Collection[str]) -> Iterator[Finding]:
+    def _wrong_flag_ignores(self, known: Collection[str]) -> Iterator[Finding]:
         for name in self.guard.ignore:
-            if name not in known:
+            if name in known and cannot_be_ignored(name):
+                yield Finding(
+                    "profile.flags",
+                    Severity.ERROR,
+                    f"--guard-ignore {name}: what that check finds cannot be ignored",
+                    where="command line",
+                    remedy="leave the flag out, and mend what the check finds",
+                    exit_code=ExitCode.USAGE,
+                )
+            elif name not in known:
                 near = nearest(name, known)
                 yield Finding(
                     "profile.flags",

@@ -26,7 +26,8 @@ NEW_TOKENS = 48
 TIMEOUT_S = 60.0
 """Of each wait on the socket; `supervise.start_deadline_s` still bounds the whole."""
 
-LENGTH, FIRST, NOTHING, PROMPTS_CHECK = (
+ANSWERS, LENGTH, FIRST, NOTHING, PROMPTS_CHECK = (
+    "probe.answers",
     "probe.accept_length",
     "probe.first_position",
     "probe.nothing_counted",
@@ -119,7 +120,7 @@ def _by_kind(samples: Sequence[Sample]) -> dict[str, Acceptance]:
 
 
 def generate(address: Address, prompts: Sequence[Prompt]) -> Answers:
-    """Answers to some of the prompts, all at once. Raises ServerError."""
+    """Answers to some of the prompts, all at once. Raises ServerError, PromptRefused when it takes none of them."""
     samples: list[Sample] = []
     left_out: list[str] = []
 
@@ -137,7 +138,7 @@ def generate(address: Address, prompts: Sequence[Prompt]) -> Answers:
             else:
                 left_out.append(result)
     if not samples:
-        raise ServerError(f"the server takes none of the {len(prompts)} prompts; the first: {left_out[0]}")
+        raise PromptRefused(f"the server takes none of the {len(prompts)} prompts; the first: {left_out[0]}")
     return Answers(tuple(samples), tuple(left_out))
 
 
@@ -148,11 +149,11 @@ def probe(deployment: Deployment, address: Address) -> Probed:
     try:
         prompts = spread(load_prompts(deployment.profile.probe.prompts), PROMPTS)
         said = judge(generate(address, prompts), deployment)
-    except (BadPrompts, ServerError) as error:
-        finding = Finding(
-            "probe.answers", Severity.ERROR, f"the probe got no answer: {error}", exit_code=ExitCode.SERVER
-        )
-        return Probed("probe: failed", (finding,))
+    except ServerError as error:
+        return Probed("probe: failed", server_failure=f"the probe got no answer: {error}")
+    except (BadPrompts, PromptRefused) as error:
+        remedy = 'name other prompts in probe.prompts, or set it to "builtin"'
+        return Probed("probe: failed", (Finding(ANSWERS, Severity.ERROR, str(error), remedy=remedy),))
     return as_the_profile_says(said, deployment)
 
 

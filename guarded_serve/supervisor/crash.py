@@ -22,22 +22,27 @@ _KEPT = 20
 _DUMP_S = 10.0
 
 
-def base(deployment: Deployment) -> Path:
-    """systemd's LogsDirectory, else beside the cycle log, else the user's state folder."""
+def base(deployment: Deployment) -> Path | None:
+    """systemd's LogsDirectory, else beside the cycle log, else the user's state folder; None for a user without one."""
     logs = os.environ.get("LOGS_DIRECTORY", "").partition(":")[0]
     if logs:
         return Path(logs) / "crashes"
     cycles = deployment.profile.timing.directory
     if cycles is not None:
         return cycles / "crashes"
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "guarded-serve" / "crashes"
+    state = os.environ.get("XDG_STATE_HOME")
+    try:
+        return (Path(state) if state else Path.home() / ".local" / "state") / "guarded-serve" / "crashes"
+    except RuntimeError:  # neither HOME nor an entry in the user database, as in a container with a bare user id
+        return None
 
 
 def write(
-    where: Path, kind: str, facts: Mapping[str, object], tail: Iterable[bytes], redactor: Redactor
+    where: Path | None, kind: str, facts: Mapping[str, object], tail: Iterable[bytes], redactor: Redactor
 ) -> Path | None:
     """Make the folder with ``what.json`` and ``tail.log``; None when it cannot be written."""
+    if where is None:
+        return None
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{kind}-{os.getpid()}"
     folder = where / name
     try:

@@ -16,11 +16,14 @@ class Probed:
 
     ``findings`` are logged as they are. An error among them refuses the server, unless ``instead`` names the deployment
     to start in its place (on_failure = "serve-without-drafter"): it goes through all gates again and is not probed.
+    ``server_failure`` says that nothing could be judged, since the server did not answer: a failure like any other
+    of the server, with a crash folder and, where the profile allows them, restarts.
     """
 
     summary: str
     findings: tuple[Finding, ...] = ()
     instead: Deployment | None = None
+    server_failure: str | None = None
 
 
 Probe = Callable[[Deployment, Address], Probed]

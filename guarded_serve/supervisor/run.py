@@ -265,6 +265,10 @@ class Supervisor:
         for finding in result.findings:
             self._lines.finding(finding)
         self._lines.info(result.summary)
+        if result.server_failure is not None:
+            remedy = "the crash folder holds where each process was; the server's own log may say more"
+            self._end(*(State.FAILED, ExitCode.SERVER, result.server_failure), kind="probe", remedy=remedy, stacks=True)
+            return
         errors = [finding for finding in result.findings if finding.severity is Severity.ERROR]
         if not errors:
             self._serve()
@@ -487,7 +491,9 @@ class Supervisor:
         if kind is not None:
             facts = {"message": message, "remedy": remedy, "launch": launch.launch_id, "exit": int(code)}
             where = crash.write(crash.base(self._deployment), kind, facts, launch.tail, self._redactor)
-            if where is not None:
+            if where is None:
+                self._lines.warning("no crash folder could be written")
+            else:
                 self._lines.info(f"what is known is in {where}", crash=str(where))
                 if stacks:
                     processes = {pid: name.rpartition(" ")[0] for name, pid in launch.watched().items()}

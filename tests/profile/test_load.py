@@ -112,3 +112,14 @@ def test_defaults_are_the_designed_ones() -> None:
 def test_no_text_makes_it_raise(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     loaded = load_profile(write(tmp_path_factory.mktemp("p"), text))
     assert all(finding.exit_code is ExitCode.PROFILE for finding in loaded.findings)
+
+
+@pytest.mark.parametrize("levels", [40, 100, 300, 500, 5000])
+@pytest.mark.parametrize("inside", ["[server]\nx = {}", "[profile]\nname = {}", "y = {}"])
+def test_what_is_nested_too_deeply_is_a_fault_of_the_profile(tmp_path: Path, levels: int, inside: str) -> None:
+    text = "# a profile\n" + inside.format("[" * levels + "]" * levels) + "\n"
+    findings = load_profile(write(tmp_path, text)).findings
+    deep = [finding for finding in findings if "nested too deeply" in finding.message]
+    assert bool(deep) == (levels > 50)
+    assert all(finding.exit_code is ExitCode.PROFILE for finding in findings)
+    assert all(finding.where == f"{tmp_path / 'x.toml'}:{text.count(chr(10))}" for finding in deep)

@@ -160,6 +160,17 @@ def test_unknown_names_to_ignore_are_errors_where_they_stand() -> None:
     ]
 
 
+def test_faults_of_the_profile_itself_cannot_be_ignored() -> None:
+    path = profile('[server]\nmodel_path = "m"\n[preflight]\nignore = ["drafter.rope", "profile.value"]\n')
+    known = {"drafter.rope", "profile.value", "profile.type"}
+    findings = resolve(path, [], GuardOptions(ignore=("profile.type",)), environ={}, known_checks=known).findings
+    assert [(finding.where, finding.exit_code) for finding in findings] == [
+        ("command line", ExitCode.USAGE),
+        ("x.toml:4", ExitCode.PROFILE),
+    ]
+    assert all("cannot be ignored" in finding.message for finding in findings)
+
+
 def test_without_sglang_the_snapshot_warns_and_lets_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve_module, "sglang_parser", parser_module.sglang_parser)
     monkeypatch.setattr(parser_module, "installed_version", lambda: None)

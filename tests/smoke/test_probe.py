@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +17,20 @@ from guarded_serve.findings import Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.resolve import resolve
 from guarded_serve.smoke.probe import (
+    ANSWERS,
     FIRST,
     LENGTH,
     NOTHING,
     Answers,
     as_the_profile_says,
     judge,
+    probe,
     prompts_finding,
     wanted,
 )
+from guarded_serve.supervisor.ready import Address
 from tests.support.smoke_facts import plain, sample
+from tests.support.supervised import free_port
 
 
 def deployment(folder: Path, probe: str = "", flags: tuple[str, ...] = ()) -> Deployment:
@@ -124,3 +132,43 @@ def test_prompts_files(tmp_path: Path) -> None:
     assert len(builtin) >= 24
     assert {prompt.kind for prompt in spread(builtin, 6)} == kinds
     assert len(spread(builtin, 100)) == len(builtin)
+
+
+@contextmanager
+def answering(status: int) -> Iterator[Address]:
+    """A server that answers every POST with this status."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield Address("127.0.0.1", server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_no_answer_is_a_failure_of_the_server_whatever_a_failed_probe_does(tmp_path: Path) -> None:
+    asked = deployment(tmp_path, 'on_failure = "warn"')
+    silent = probe(asked, Address("127.0.0.1", free_port()))
+    assert "refused" in (silent.server_failure or "")
+    with answering(500) as address:
+        broken = probe(asked, address)
+    assert "HTTP 500" in (broken.server_failure or "")
+    assert silent.findings == broken.findings == ()
+
+
+def test_a_server_that_takes_no_prompt_is_refused_and_not_restarted(tmp_path: Path) -> None:
+    with answering(400) as address:
+        said = probe(deployment(tmp_path), address)
+    (finding,) = said.findings
+    assert (said.server_failure, finding.check, finding.exit_code) == (None, ANSWERS, ExitCode.REFUSED)
+    assert "takes none of the 8 prompts" in finding.message

@@ -201,6 +201,18 @@ def test_a_probe_that_fails_refuses(tmp_path: Path) -> None:
         assert server.left() == []
 
 
+def test_a_probe_without_an_answer_is_a_failure_of_the_server(tmp_path: Path) -> None:
+    profile = {"supervise": {"restarts": 1}, "probe": {"on_failure": "warn"}}
+    with Supervised(tmp_path, profile=profile, probe={"no_answer": True}) as server:
+        assert server.end() == 69
+        assert server.states() == ["preflight", "starting", "probing", "failed"] * 2
+        assert "cause=probe" in server.text()
+        folders = list((tmp_path / "state/guarded-serve/crashes").iterdir())
+        assert {folder.name.split("-")[1] for folder in folders} == {"probe"}
+        assert all(list(folder.glob("stack-scheduler-*")) for folder in folders)
+        assert server.left() == []
+
+
 def test_a_probe_that_fails_and_a_server_without_drafter(tmp_path: Path) -> None:
     with Supervised(tmp_path, probe={"error": True, "instead": True}) as server:
         ready(server)

@@ -14,7 +14,7 @@ import yaml
 
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
-from guarded_serve.supervisor import cgroup, death, sentinel
+from guarded_serve.supervisor import cgroup, crash, death, sentinel
 from guarded_serve.supervisor.fold import PASSED, Folder
 from guarded_serve.supervisor.lines import Format, Lines
 from guarded_serve.supervisor.loop import Loop
@@ -261,3 +261,19 @@ def test_the_journal_gets_levels(tmp_path: Path) -> None:
         "<3>RuntimeError: x",
         "<6>Decode batch",
     ]
+
+
+def test_a_crash_folder_is_missed_where_there_is_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("LOGS_DIRECTORY", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    deployment = Deployment(Profile(), None, {}, {}, ())
+    assert crash.base(deployment) is None
+    assert crash.write(crash.base(deployment), "hang", {}, [b"line"], Redactor.of(deployment)) is None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = crash.write(crash.base(deployment), "hang", {}, [b"line"], Redactor.of(deployment))
+    assert folder is not None
+    assert folder.parent == tmp_path / "guarded-serve/crashes"

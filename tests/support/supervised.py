@@ -223,6 +223,8 @@ def _run(request: dict[str, Any]) -> int:
         said = request["probe"]
         time.sleep(said.get("seconds", 0))
         assert generate(address, 5).ok
+        if said.get("no_answer"):
+            return Probed("probe: failed", server_failure="the probe got no answer: /generate: TimeoutError")
         if not said.get("error"):
             return Probed("accept length 2.40")
         finding = Finding("probe.accept_length", Severity.ERROR, "accept length 1.02 on 8 prompts")
