@@ -1,12 +1,13 @@
 """Whether the demo pair's text with the drafter is the target's text alone, token for token, by shape and batch size.
 
-Run from the project's root: `python -m benchmarks.text_equality`, with BARE_SGLANG_PYTHON set for another SGLang than
-the installed one. It starts SGLang on the CPU engine without a drafter, then once for each shape, and prints a row of
-`docs/cpu-engine.md` for each. Float32, greedy. Exit 1 where a text differs.
+Run from the project's root: `python -m benchmarks.text_equality [--topk 1 4]`, with BARE_SGLANG_PYTHON set for another
+SGLang than the installed one. It starts SGLang on the CPU engine without a drafter, then once a shape, and prints
+a row of `docs/cpu-engine.md` for each. Float32, greedy. Exit 1 where a text differs.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -19,7 +20,7 @@ DEMO = ROOT / "demo"
 SHAPES = ((1, 1, 2), (3, 1, 4), (5, 1, 6), (1, 4, 4), (3, 4, 12), (5, 4, 16))
 """Steps, topk, draft tokens."""
 
-PROMPTS, BATCH, NEW_TOKENS = 16, 8, 64
+PROMPTS, BATCH, NEW_TOKENS = 16, 8, 48
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ def equal(these: list[list[int]], those: list[list[int]]) -> int:
 
 
 def main() -> int:
-    """Run every shape and print."""
+    """Run the shapes and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topk", type=int, nargs="+", default=[1, 4], help="shapes with these topk only")
+    options = parser.parse_args()
     prompts, release = token_ids(), ".".join(map(str, version()))
     print("| SGLang | topk | steps | draft tokens | same text, bs 1 | same text, bs 8 | accept length |")
     print("|---|---|---|---|---|---|---|", flush=True)
@@ -73,7 +77,7 @@ def main() -> int:
             plain = texts(server, prompts)
         wrong += PROMPTS - equal(plain.together, plain.alone)
         print(f"| {release} | | no drafter | | | {equal(plain.together, plain.alone)} of {PROMPTS} | |", flush=True)
-        for steps, topk, draft_tokens in SHAPES:
+        for steps, topk, draft_tokens in (shape for shape in SHAPES if shape[1] in options.topk):
             with serve(DEMO / "target", eagle3_flags(DEMO / "drafter", steps, topk, draft_tokens), log) as server:
                 found = texts(server, prompts)
             same = equal(found.alone, plain.alone), equal(found.together, plain.alone)
