@@ -82,8 +82,9 @@ def wanted_ports(deployment: Deployment) -> tuple[WantedPort, ...]:
         ports.append(WantedPort("the bootstrap of prefill and decode", "--disaggregation-bootstrap-port", host, number))
     if deployment.get("grpc_port"):
         ports.append(WantedPort("gRPC", "--grpc-port", host, int(deployment.get("grpc_port"))))
-    if deployment.profile.metrics.port:
-        ports.append(WantedPort("the guard's metrics", "[metrics] port", host, deployment.profile.metrics.port))
+    metrics = deployment.profile.metrics
+    if metrics.port:
+        ports.append(WantedPort("the guard's metrics", "[metrics] port", metrics.host, metrics.port))
     return tuple(ports)
 
 

@@ -145,6 +145,11 @@ class Metrics(Section):
     port: int = _key(
         0, "Port of the launcher's own /metrics; 0: none, only SGLang's own, when that is on.", ge=0, le=65535
     )
+    host: str = _key(
+        "127.0.0.1",
+        "Address that /metrics listens on; it asks for no key, so one that others reach is a choice to make.",
+        min_length=1,
+    )
 
 
 class Smoke(Section):

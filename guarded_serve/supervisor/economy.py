@@ -28,12 +28,12 @@ class Economy:
         self._state = state
         self._stop_metrics: Callable[[], None] | None = None
 
-    def serve_metrics(self, port: int) -> None:
-        """Serve ``/metrics`` on every address. Raises OSError when the port is taken."""
+    def serve_metrics(self, host: str, port: int) -> None:
+        """Serve ``/metrics``. Raises OSError when the port is taken, or the address is none of this machine's."""
         from guarded_serve.timing import metrics  # noqa: PLC0415 - 14 MB that only this needs
 
         collector = metrics.EngineCollector(self._live, self._lock, self._state, lambda: self._alarm.raised)
-        self._stop_metrics = metrics.serve("0.0.0.0", port, collector)
+        self._stop_metrics = metrics.serve(host, port, collector)
 
     def close(self) -> None:
         """End the metrics server."""

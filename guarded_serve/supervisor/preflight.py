@@ -25,6 +25,7 @@ class Gate:
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     foretold: Foretold | None = None  # what the load is held against
+    gpus: int = 0  # how many the server gets: their memory must be free again after a stop
 
 
 def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *, strict: bool = False) -> Gate:
@@ -46,4 +47,5 @@ def preflight(deployment: Deployment, configuration: tuple[Finding, ...] = (), *
         dict(choice.environment) if choice is not None else {},
         choice.notes if choice is not None else (),
         foretell(facts.model),
+        len(choice.chosen) if choice is not None else 0,
     )

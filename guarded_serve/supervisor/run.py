@@ -17,7 +17,7 @@ from typing import Any
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment, Setting
-from guarded_serve.supervisor import cgroup, crash, death, ready
+from guarded_serve.supervisor import cgroup, crash, death, gpu_release, ready
 from guarded_serve.supervisor.child import become_subreaper
 from guarded_serve.supervisor.economy import WINDOW_S as ECONOMY_S
 from guarded_serve.supervisor.economy import Economy
@@ -45,6 +45,7 @@ _KILL_S = 10.0  # SIGKILL to everything gone; longer means a process that the ke
 _BUSY_RETRY_S = 2.0
 _DUMP_S = 20.0
 _TAIL_SHOWN = 20
+_NOTHING_LEFT = "nothing of the server is left"
 _STALL_S = 5.0  # without a reader, before lines are left out; far below supervise.hang_s
 
 
@@ -103,6 +104,7 @@ class Supervisor:
         self._busy_until: float | None = None
         self._instead: Deployment | None = None  # what a failed probe made us serve
         self._kills_before: int | None = None
+        self._gpus = 0  # that the server was given
         self._unread: int | None = None  # lines left out since a reader stalled; None: somebody reads
         self._lost_told = 0  # bytes of output
         self._hang_up_stops = any(os.isatty(descriptor) for descriptor in (0, 1, 2))
@@ -126,12 +128,13 @@ class Supervisor:
         return self._code
 
     def _serve_metrics(self) -> None:
-        port = self._deployment.profile.metrics.port
-        if port:
+        wanted = self._deployment.profile.metrics
+        if wanted.port:
             try:
-                self._economy.serve_metrics(port)
+                self._economy.serve_metrics(wanted.host, wanted.port)
             except OSError as error:
-                self._lines.warning(f"no metrics are served on port {port} (metrics.port): {error.strerror}")
+                where = f"{wanted.host} port {wanted.port} (metrics.host, metrics.port)"
+                self._lines.warning(f"no metrics are served on {where}: {error.strerror or error}")
 
     # States and timers
 
@@ -206,6 +209,7 @@ class Supervisor:
         deployment = replace(self._deployment, environment={**self._deployment.environment, **pins})
         self._lines.info(environment_note(os.environ, deployment))
         self._kills_before = cgroup.out_of_memory_kills()
+        self._gpus = gate.gpus
         try:
             self._launch = Launch(
                 self._loop,
@@ -432,7 +436,11 @@ class Supervisor:
         self._asked += 1
         if self._state in ENDS:
             return  # the end is on its way; no restart will follow it
-        if self._launch is None:
+        if self._launch is None and self._state is State.DRAINING:
+            self._finish(
+                State.STOPPED, ExitCode.OK, f"{number.name} again: {_NOTHING_LEFT}, its GPUs were not waited for"
+            )
+        elif self._launch is None:
             self._cancel("busy")
             self._finish(State.STOPPED, ExitCode.OK, f"{number.name} before the start")
         elif self._asked > 1:
@@ -529,14 +537,28 @@ class Supervisor:
         self._show_folded()
         if removed:
             self._lines.info("removed from shared memory: " + ", ".join(removed))
-        address = self._launch.address
+        address, deployment = self._launch.address, self._launch.deployment
         self._close_launch()
         if ready.listens(address):
             self._lines.warning(f"another process answers on {address.url}")
-        if self._state is State.DRAINING:
-            self._finish(State.STOPPED, ExitCode.OK, "nothing of the server is left")
+        if self._state is State.DRAINING and self._gpus:
+            self._notify.extend(2 * gpu_release.WAIT_S + 5)
+            self._loop.in_thread(lambda: gpu_release.still_held(deployment), self._on_gpus)
+        elif self._state is State.DRAINING:
+            self._finish(State.STOPPED, ExitCode.OK, _NOTHING_LEFT)
         elif self._state in ENDS:
             self._after()
+
+    def _on_gpus(self, held: object) -> None:
+        if self._state is not State.DRAINING:
+            return  # hurried
+        if held == ():
+            freed = "its GPU is" if self._gpus == 1 else f"its {self._gpus} GPUs are"
+            self._finish(State.STOPPED, ExitCode.OK, f"{_NOTHING_LEFT}, {freed} empty")
+            return
+        for said in held if isinstance(held, tuple) else (f"whether the GPUs are empty could not be asked: {held!r}",):
+            self._lines.warning(said)
+        self._finish(State.STOPPED, ExitCode.OK, "no process of the server is left; its GPUs are not known to be empty")
 
     def _on_unkillable(self) -> None:
         assert self._launch is not None

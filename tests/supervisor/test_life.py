@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from guarded_serve.supervisor.fold import PASSED
 from guarded_serve.supervisor.loop import Loop
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.preflight import Gate
-from tests.support.supervised import Supervised, alive, wait_until
+from tests.support.supervised import Supervised, alive, free_port, wait_until
 
 
 def _never(_: Deployment) -> Gate:
@@ -471,6 +473,21 @@ def test_json_lines(tmp_path: Path) -> None:
         parsed = [json.loads(line) for line in server.text().splitlines()]
         assert any(line["from"] == "server" and line["text"] == "a line" for line in parsed)
         assert [line["state"] for line in parsed if "state" in line][-1] == "stopped"
+
+
+@pytest.mark.parametrize(("host", "elsewhere"), [(None, False), ("0.0.0.0", True)])
+def test_metrics_are_this_machines_own_unless_the_profile_says_otherwise(
+    tmp_path: Path, host: str | None, elsewhere: bool
+) -> None:
+    port = free_port()
+    metrics = {"port": port} if host is None else {"port": port, "host": host}
+    with Supervised(tmp_path, profile={"metrics": metrics}) as server:
+        ready(server)
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        assert 'guarded_serve_state{state="serving"} 1.0' in text
+        with socket.socket() as other:  # any address of 127.0.0.0/8 is this machine's, so it stands for another one
+            other.settimeout(5)
+            assert (other.connect_ex(("127.0.0.2", port)) == 0) is elsewhere
 
 
 def test_status_line_under_traffic(tmp_path: Path) -> None:

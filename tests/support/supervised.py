@@ -80,6 +80,7 @@ class Supervised:
         before: list[str] | None = None,
         dump_s: float | None = None,
         sentinel_s: float = 0.0,
+        gpus: int = 0,
         server: Mapping[str, Any] | None = None,
         **popen: Any,
     ) -> None:
@@ -99,6 +100,7 @@ class Supervised:
             "probe": probe,
             "dump_s": dump_s,
             "sentinel_s": sentinel_s,
+            "gpus": gpus,
         }
         if "--api-key" in arguments:
             request["server"]["api_key"] = arguments[arguments.index("--api-key") + 1]
@@ -217,7 +219,7 @@ def _run(request: dict[str, Any]) -> int:
 
     def preflight(_: Deployment) -> Gate:
         time.sleep(request["gate_s"])
-        return _gate(ExitCode(codes.pop(0) if len(codes) > 1 else codes[0]))
+        return replace(_gate(ExitCode(codes.pop(0) if len(codes) > 1 else codes[0])), gpus=request["gpus"])
 
     def probe(asked: Deployment, address: Address) -> Probed:
         said = request["probe"]
