@@ -229,8 +229,16 @@ def _problems(raw: Mapping[str, Any], decoder: Mapping[str, Any], path: Path) ->
             value = source.get(key)
             if value is not None and not isinstance(value, bool):
                 problems.append(_wrong(path, key, "true or false", value))
+        theta, epsilon = source.get("rope_theta"), source.get("rms_norm_eps")
+        if theta is not None and not (_number(theta) or 0) > 0:
+            problems.append(_wrong(path, "rope_theta", "a positive number", theta))
+        if epsilon is not None and (_number(epsilon) is None or epsilon < 0):
+            problems.append(_wrong(path, "rms_norm_eps", "a small number", epsilon))
         for place in ("rope_scaling", "rope_parameters"):
             nested = source.get(place)
+            theta = nested.get("rope_theta") if isinstance(nested, dict) else None
+            if theta is not None and not (_number(theta) or 0) > 0:
+                problems.append(_wrong(path, f"{place}.rope_theta", "a positive number", theta))
             factor = nested.get("factor") if isinstance(nested, dict) else None
             if factor is not None and not 0 < (_number(factor) or 0) < MAX_ROPE_FACTOR:
                 problems.append(_wrong(path, f"{place}.factor", f"a number below {MAX_ROPE_FACTOR:g}", factor))

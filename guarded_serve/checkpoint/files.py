@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from guarded_serve.checkpoint.problem import Problem
 
@@ -45,12 +45,24 @@ def read_bytes(path: Path, *, limit: int, offset: int = 0, length: int | None = 
         raise Unreadable(
             Problem("too-large", f"{path.name} has {wanted} bytes to read; the guard reads at most {limit}", path)
         )
-    try:
-        with path.open("rb") as file:
+    with open_regular(path) as file:
+        try:
             file.seek(offset)
             return file.read(max(wanted, 0))
+        except (OSError, ValueError) as error:
+            raise Unreadable(_problem(path, error)) from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, to be read; raises `Unreadable` for everything else, and never waits for a FIFO's writer."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise Unreadable(_problem(path, error)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Unreadable(Problem("not-a-file", f"{path.name} is not a regular file", path))
+    return os.fdopen(descriptor, "rb")
 
 
 def read_json(path: Path, *, limit: int) -> Any:
@@ -75,7 +87,7 @@ def parse_json(raw: bytes, path: Path) -> Any:
         )
         raise Unreadable(Problem("too-large", message, path))
     try:
-        return json.loads(raw)
+        return json.loads(raw.decode())  # as transformers and SGLang read it: UTF-8 without a byte order mark
     except RecursionError as error:
         raise Unreadable(Problem("bad-json", f"{path.name} is nested too deeply to be read", path)) from error
     except (ValueError, MemoryError) as error:

@@ -45,7 +45,7 @@ def locate(name: str, revision: str | None, *, fetch_weights: bool) -> Located:
             return Located(None, Problem("not-a-folder", f"{name} is a file, not a model folder", path))
     except OSError:
         pass
-    if path.is_symlink() or not is_hub_id(name):
+    if not is_hub_id(name) or path.is_symlink():
         return Located(None, Problem("missing", _missing(path), path))
     return _from_hub(name, revision, fetch_weights=fetch_weights)
 
@@ -57,8 +57,11 @@ def is_hub_id(name: str) -> bool:
 
 def _missing(path: Path) -> str:
     for parent in path.parents:
-        if parent.is_dir():
-            return f"{path} does not exist (the nearest folder that does: {parent})"
+        try:
+            if parent.is_dir():
+                return f"{path} does not exist (the nearest folder that does: {parent})"
+        except OSError:  # a name too long, a folder of somebody else's
+            continue
     return f"{path} does not exist"
 
 

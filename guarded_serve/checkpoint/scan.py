@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
+from guarded_serve.checkpoint.files import Unreadable, open_regular
 from guarded_serve.checkpoint.safetensors import DTYPE_BITS, Shard, Tensor
 from guarded_serve.checkpoint.values import EIGHT_BIT, decode_floats, eight_bit_values
 from guarded_serve.checkpoint.weights import Weights
@@ -72,6 +73,9 @@ def scan(weights: Weights, progress: Progress | None = None) -> DeepScan:
         for shard in weights.shards:
             try:
                 digest, found, size = _scan_file(shard, hasher, progress or (lambda done: None))
+            except Unreadable as unreadable:
+                unread.append(unreadable.problem.message)
+                continue
             except (OSError, ValueError) as error:
                 unread.append(f"{shard.path.name} could not be read to its end: {error}")
                 continue
@@ -84,7 +88,7 @@ def scan(weights: Weights, progress: Progress | None = None) -> DeepScan:
 def _scan_file(shard: Shard, hasher: ThreadPoolExecutor, progress: Progress) -> tuple[str, dict[str, Numbers], int]:
     digest, pending, total = hashlib.sha256(), None, 0
     numbers: dict[str, Numbers] = {}
-    with shard.path.open("rb") as file:
+    with open_regular(shard.path) as file:
         for tensor, chunks in _pieces(shard, file):
             tally = _Tally(tensor) if tensor is not None and tensor.dtype in _NOT_FINITE and tensor.count else None
             for chunk in chunks:

@@ -85,7 +85,7 @@ def untrained(self: Check, facts: Facts) -> Iterator[Finding]:
     """The drafter's matrices do not look like a layer that was never trained (`--deep`)."""
     found, tensors = _scan(facts), drafter_weights(facts).tensors
     initial = drafter_config(facts).get("initializer_range", 0.02)
-    deviation = initial if isinstance(initial, float) else 0.02
+    deviation = initial if isinstance(initial, float) and 0 < initial < 1 else 0.02
     fresh = {}
     for name, one in found.numbers.items():
         if tensors[name].dtype not in FLOATS:

@@ -34,14 +34,15 @@ def layers(self: Check, facts: Facts) -> Iterator[Finding]:
         int(found[1] or 0) for name in weights.tensors if (found := _LAYER.search(name)) and int(found[1] or 0) < 4096
     }
     configured = expected.dimensions.layers
+    said = drafter_config(facts).flat.integer("num_hidden_layers") or configured
     if held and held != set(range(configured)):
         what = f"layers {', '.join(map(str, sorted(held)))}" if held != {0} else "one layer"
         lacks = "the other layers would keep whatever their memory held"
         yield self.error(
-            f"config.json says num_hidden_layers {configured}, the file holds {what}: "
+            f"config.json says num_hidden_layers {said}, the file holds {what}: "
             f"{lacks if len(held) < configured else 'the rest would be dropped'}",
             expected=str(len(held)),
-            found=str(configured),
+            found=str(said),
             where=str(drafter_config(facts).path),
             remedy=f'set "num_hidden_layers": {max(held) + 1}',
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -51,9 +52,11 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
                 f"guarded-serve inspect: {visible(found.missing.message)}\n    remedy:   {visible(remedy)}\n"
             )
             return ExitCode.MISSING
+    for problem in target.config.problems if target and target.config else ():
+        sys.stderr.write(f"guarded-serve inspect: the target: {visible(problem.message)}\n")
     views = [view(found, target, options.sglang) for found in read]
     if options.format == "json":
-        sys.stdout.write(json.dumps(views if len(views) > 1 else views[0], indent=2) + "\n")
+        sys.stdout.write(json.dumps(_strict(views if len(views) > 1 else views[0]), indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(text(views)) + "\n")
     parts = [part for found in read for part in (found.config, found.weights) if part is not None]
@@ -104,6 +107,15 @@ def view(found: Checkpoint, target: Checkpoint | None, sglang: str | None) -> di
         "bytes": sum(tensor.nbytes for tensor in tensors.values()),
         "tensors": [_tensor(tensor, use) for tensor in tensors.values()],
     }
+
+
+def _strict(value: Any) -> Any:
+    """Without NaN and Inf, which are no JSON, though Python reads and writes them: as words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _strict(inner) for key, inner in value.items()}
+    return [_strict(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _tensor(tensor: Tensor, use: Mapping[str, str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from guarded_serve.checkpoint.config import CONFIG_NAME, ModelConfig, read_config
-from guarded_serve.checkpoint.files import Unreadable, regular_size
+from guarded_serve.checkpoint.files import Unreadable, open_regular, regular_size
 from guarded_serve.checkpoint.hub import is_hub_id, locate
 from guarded_serve.checkpoint.problem import Problem
 from guarded_serve.checkpoint.safetensors import Tensor
@@ -347,9 +347,9 @@ def _digests(weights: Weights) -> dict[str, str]:
     found = {}
     for shard in weights.shards:
         try:
-            with shard.path.open("rb") as file:
+            with open_regular(shard.path) as file:
                 found[shard.path.name] = file_digest(file)
-        except OSError:
+        except (OSError, Unreadable):
             continue
     return found
 
