@@ -33,7 +33,9 @@ def test_a_process_of_the_server_dies(tmp_path: Path, role: str, fault: signal.S
         at = time.monotonic()
         os.kill(server.pids()[role], fault)
         server.wait_for("state=failed", 2.0)
-        assert time.monotonic() - at < 2.0
+        took_s = time.monotonic() - at
+        print(f"\n{role}, {fault.name}: noticed after {took_s:.2f} s")  # docs/operations.md; `pytest -s` shows it
+        assert took_s < 2.0
         assert server.end() == 69
         assert server.left() == []
         what = json.loads((crash_folders(server)[0] / "what.json").read_text())
@@ -48,7 +50,9 @@ def test_a_process_of_the_server_is_stopped(tmp_path: Path, role: str) -> None:
         at = time.monotonic()
         os.kill(server.pids()[role], signal.SIGSTOP)
         server.wait_for("state=failed", 8.0)
-        assert 3.0 < time.monotonic() - at < 6.0  # hang_s and at most two seconds
+        took_s = time.monotonic() - at
+        print(f"\n{role}, SIGSTOP, hang_s 4: noticed after {took_s:.2f} s")  # docs/operations.md
+        assert 3.0 < took_s < 6.0  # hang_s and at most two seconds
         assert server.end() == 69
         assert server.left() == []
         (folder,) = crash_folders(server)

@@ -40,7 +40,9 @@ def test_a_killed_scheduler_and_a_stop_while_it_starts_again(tmp_path: Path, pai
         killed = time.monotonic()
         os.kill(launcher.processes()["scheduler"], signal.SIGKILL)
         launcher.wait_for("state=failed", 2.0)
-        assert time.monotonic() - killed < 2.0
+        took_s = time.monotonic() - killed
+        print(f"\nscheduler, SIGKILL: noticed after {took_s:.2f} s")  # docs/operations.md
+        assert took_s < 2.0
         launcher.wait_for("state=starting", 30, count=2)
         launcher.processes()
         launcher.process.send_signal(signal.SIGTERM)
@@ -59,7 +61,9 @@ def test_deaths_are_noticed_within_two_seconds_and_mended(tmp_path: Path, pair: 
             killed = time.monotonic()
             os.kill(launcher.processes()[role], signal.SIGKILL)
             launcher.wait_for("state=failed", 2.0, count=number)
-            assert time.monotonic() - killed < 2.0
+            took_s = time.monotonic() - killed
+            print(f"\n{role}, SIGKILL: noticed after {took_s:.2f} s")
+            assert took_s < 2.0
         launcher.wait_for("state=serving", count=3)
         assert launcher.generate() == 20
         launcher.processes()
@@ -79,7 +83,9 @@ def test_a_stopped_process_is_a_hang(tmp_path: Path, pair: ToyPair, role: str) -
         stopped = time.monotonic()
         os.kill(launcher.processes()[role], signal.SIGSTOP)
         launcher.wait_for("state=failed", 12)
-        assert 2 < time.monotonic() - stopped < 8 + 2
+        took_s = time.monotonic() - stopped
+        print(f"\n{role}, SIGSTOP, hang_s 8: noticed after {took_s:.2f} s")  # docs/operations.md
+        assert 2 < took_s < 8 + 2
         assert launcher.process.wait(60) == 69
         assert launcher.left() == []
         (folder,) = (tmp_path / "cycles/crashes").iterdir()

@@ -247,6 +247,15 @@ def test_a_semaphore_is_known_by_its_inode() -> None:
     assert not Path(path).exists()
 
 
+def test_the_journal_is_known_by_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "out").open("wb") as file:
+        status = os.fstat(file.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
+        assert Format.suited_to(file.fileno()) is Format.JOURNAL
+        monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino + 1}")  # redirected to somewhere else
+        assert Format.suited_to(file.fileno()) is Format.PLAIN
+
+
 def test_the_journal_gets_levels(tmp_path: Path) -> None:
     with Loop() as loop, (tmp_path / "out").open("wb") as file:
         output = Output(loop, file.fileno())
