@@ -52,7 +52,7 @@ def test_a_process_of_the_server_is_stopped(tmp_path: Path, role: str) -> None:
         server.wait_for("state=failed", 8.0)
         took_s = time.monotonic() - at
         print(f"\n{role}, SIGSTOP, hang_s 4: noticed after {took_s:.2f} s")  # docs/operations.md
-        assert 3.0 < took_s < 6.0  # hang_s and at most two seconds
+        assert 2.5 < took_s < 6.0  # idle: hang_s less an interval; at most two seconds over
         assert server.end() == 69
         assert server.left() == []
         (folder,) = crash_folders(server)
