@@ -62,6 +62,8 @@ def may_fail(model: ModelFacts) -> tuple[str, ...]:
     checkpoint, rules, loading = model.drafter, model.rules, model.loading
     if checkpoint is None or checkpoint.missing is not None:
         return ("there is no such folder",)
+    if model.overrides is not None:
+        found.append(model.overrides.message)
     for read in (checkpoint.config, checkpoint.weights):
         found += [problem.message for problem in read.problems] if read is not None else []
     config = checkpoint.readable_config

@@ -57,6 +57,14 @@ def config(self: Check, facts: Facts) -> Iterator[Finding]:
     model = models(facts)
     if model.target.config is None:
         raise Skip("there is no target folder")
+    if model.overrides is not None:
+        yield self.error(
+            model.overrides.message,
+            expected='an object, such as {"num_hidden_layers": 8}',
+            found=model.overrides.found,
+            where=flag("json_model_override_args"),
+            remedy="correct json_model_override_args",
+        )
     for problem in model.target.config.problems:
         # What a size of some other kind means is for the target's own class to know: Gemma 3n has a list of them.
         if problem.kind == "bad-value" and (model.algorithm is None or problem.key not in COMPARED):

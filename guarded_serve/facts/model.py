@@ -96,6 +96,7 @@ class ModelFacts:
     head_sample: HeadSample | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)  # by file name, where the profile pins one
     deep: DeepScan | None = None  # every byte of the drafter, under `--deep`
+    overrides: Problem | None = None  # what is wrong with --json-model-override-args
     token_map: Problem | None = None  # what is wrong with the file of --speculative-token-map
     engine: EngineLoad | NoAnswer | None = None  # SGLang's own word on the drafter, under `--with-engine`
 
@@ -148,7 +149,7 @@ def gather_models(deployment: Deployment) -> ModelFacts:
     version, note = rules_version(deployment.sglang_version)
     given = deployment.get("speculative_algorithm")
     algorithm = str(given).upper() if given else None
-    overrides = _overrides(deployment.get("json_model_override_args"))
+    overrides, wrong_overrides = _overrides(deployment.get("json_model_override_args"))
     only = (
         None if ALIASES.get(algorithm or "", algorithm) == "EAGLE" else SAMPLED
     )  # EAGLE may draft with its own layers
@@ -170,6 +171,7 @@ def gather_models(deployment: Deployment) -> ModelFacts:
         target=target,
         drafter=drafter,
         environment=_environment(deployment),
+        overrides=wrong_overrides,
         token_map=_token_map(deployment.get("speculative_token_map")),
     )
     if facts.algorithm is None or drafter is None or drafter.directory is None:
@@ -257,13 +259,19 @@ def _checkpoint(
     )
 
 
-def _overrides(text: Any) -> Mapping[str, Any]:
-    """`--json-model-override-args`, which SGLang lays over both configs; what is no object is SGLang's to refuse."""
+def _overrides(text: Any) -> tuple[Mapping[str, Any], Problem | None]:
+    """`--json-model-override-args`, which SGLang lays over both configs, and what is wrong with it."""
+    reason = "not an object"
     try:
         value = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    except (ValueError, RecursionError) as error:
+        value, reason = None, f"not valid JSON: {str(error)[:200]}"
+    if isinstance(value, dict):
+        return value, None
+    if not text:
+        return {}, None
+    message = f"json_model_override_args is {reason}: SGLang would fail on it as it reads config.json"
+    return {}, Problem("bad-overrides", message, Path("config.json"), found=str(text)[:80])
 
 
 def _environment(deployment: Deployment) -> dict[str, str]:

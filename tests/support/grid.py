@@ -765,6 +765,8 @@ simple("T target elsewhere", model_path="s3://bucket/model")
 simple("T target in GGUF", model_path="/models/model.gguf")
 simple("T drafter elsewhere", speculative_draft_model_path="s3://bucket/drafter")
 simple("T token map", speculative_token_map="/somewhere/map.pt")
+simple("T override args that are no JSON", json_model_override_args="{draft_vocab_size: 40}")
+simple("T override args that are no object", json_model_override_args="[40]")
 CASES["T token map that is not there"] = lambda: Case(
     eagle_1(), settings={"algorithm": "EAGLE", "speculative_token_map": "/no/such/map.pt"}
 )
