@@ -6,7 +6,6 @@ import hashlib
 import random
 import shutil
 import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
-from guarded_serve.engine_link import ENVIRONMENT_KEY
 from tests.engine.conftest import Marked, marked_server
-from tests.support.bare_sglang import eagle3_flags, serve
+from tests.support.bare_sglang import eagle3_flags
 from tests.support.toy import ToyPair
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -172,22 +170,3 @@ def test_other_workers(tmp_path: Path, toy: ToyPair, name: str, worker: str, pla
     if name == "STANDALONE":
         length = sum(sum(record.kept()) for record in records) / sum(len(record.kept()) for record in records)
         assert length > 3.0, "the target predicts itself"
-
-
-def test_without_the_mark_a_server_stays_bare(tmp_path: Path, toy: ToyPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang loads plugins before it sets up its log, so what it says of them is shown by a log of our own."""
-    monkeypatch.delenv(ENVIRONMENT_KEY, raising=False)
-    early, work = tmp_path / "early", tmp_path / "work"
-    early.mkdir()
-    work.mkdir()
-    (early / "sitecustomize.py").write_text("import logging\nlogging.basicConfig(level=logging.INFO)\n")
-    flags = eagle3_flags(toy.drafter, 3, 1, 4)
-    with serve(toy.target, flags, work / "log", {"PYTHONPATH": str(early)}) as server:
-        meta = server.generate(_prompts(1, 7)[0], 20)["meta_info"]
-        time.sleep(1.5)
-        log = (work / "log").read_text()
-    assert meta["spec_verify_ct"] > 0
-    assert log.count("Executed general plugin: guarded_serve") >= 3, "main, scheduler and detokenizer loaded it"
-    applied = [line for line in log.splitlines() if "hook(s) to" in line]  # names whose plugin each hook came from
-    assert not [line for line in applied if "plugin=guarded_serve" in line], "it registered no hook"
-    assert [path.name for path in work.iterdir()] == ["log"], "it wrote no file"
