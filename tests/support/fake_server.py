@@ -70,6 +70,7 @@ class Scenario:
     partial_line: str = ""  # written without an end of line, at the end
     eat_memory: bool = False  # the scheduler, once it has greeted
     connections: str = ""  # file that counts generations
+    access_log: bool = False  # lines for each generation, as SGLang and its HTTP server write them
     accept: dict[str, list[int]] = field(default_factory=dict)  # by a drafter's folder name: right drafts, as SGLang's
     # histogram counts them; "" for a server without drafter, which counts none
     ms_per_token: dict[str, float] = field(default_factory=dict)  # likewise
@@ -286,7 +287,11 @@ def _handler(scenario: Scenario, api_key: str | None, drafter: str = "") -> type
             if scenario.connections:
                 with Path(scenario.connections).open("a", encoding="utf-8") as file:
                     file.write("generation\n")
-            if next(generations) == scenario.pause_after:
+            number = next(generations)
+            if scenario.access_log:
+                print(f"[2026-12-02 06:34:30] Decode batch, #running-req: 1, #token: {number}", flush=True)
+                print(f'INFO:     127.0.0.1:{20000 + number} - "POST {self.path} HTTP/1.1" 200 OK', flush=True)
+            if number == scenario.pause_after:
                 paused.set()
             if paused.is_set():
                 time.sleep(3600)
