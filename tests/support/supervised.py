@@ -219,7 +219,7 @@ def _run(request: dict[str, Any]) -> int:
 
     def preflight(_: Deployment) -> Gate:
         time.sleep(request["gate_s"])
-        return replace(_gate(ExitCode(codes.pop(0) if len(codes) > 1 else codes[0])), gpus=request["gpus"])
+        return replace(_gate(ExitCode(codes.pop(0) if len(codes) > 1 else codes[0])), gpus=request.get("gpus", 0))
 
     def probe(asked: Deployment, address: Address) -> Probed:
         said = request["probe"]
