@@ -69,7 +69,7 @@ def test_no_false_alarm_and_no_growth(tmp_path: Path) -> None:
         print(f"\n{served} requests in {seconds:.0f} s; launcher {before_kb} kB before, {after_kb} kB after, ", end="")
         print(f"{100 * share:.2f} % of a core under load")
         assert "state=failed" not in launcher.text()
-        assert "alarm" not in launcher.text()
+        assert "alarm=" not in launcher.text()  # the word alone is in this test's folder, which SGLang logs
         assert after_kb < 60_000
         assert after_kb - before_kb < 4_000
         launcher.process.send_signal(signal.SIGTERM)
