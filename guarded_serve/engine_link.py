@@ -31,7 +31,8 @@ BEAT = "beat"  # once a second, and small: forwards (SGLang's count of forward p
 # began since the scheduler last had no work), paused, clock, dropped, lost, faults, problem
 TOTALS = "totals"  # after each beat of a scheduler that is timed: totals, cumulative, of the batch sizes that changed
 # (see `timing.totals`), and left, how many more of these make up the whole; at 0 everything up to the beat was told
-FAULT = "fault"  # an error of ours inside the engine, which went on: faults (how many so far), message
+FAULT = "fault"  # an error of ours inside the engine, which went on: faults (how many so far), message, about
+LOAD = "load"  # a fault's `about` where it kept a load from being judged
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from guarded_serve.engine_link import (
     FAULT,
     HELLO,
     INITIALIZE,
+    LOAD,
     REFUSED,
     SETTINGS,
     EngineSettings,
@@ -77,21 +78,29 @@ def _build(settings: EngineSettings, events: Events, gate: LoadGate) -> Hook:
 
 
 def _judge(events: Events, gate: LoadGate, scheduler: Any) -> list[Refusal]:
-    """Tell what was loaded and what is in force; the refusals, told too. Never raises."""
+    """Tell what was loaded and what is in force; the refusals, told too. Never raises.
+
+    A load counts as told only when it was judged: an error of ours leaves it out, and the launcher misses it.
+    """
+    refusals: list[Refusal] = []
     try:
         if gate.watches:
             facts = gate.facts(scheduler)
-            events.send(DRAFTER_LOADED, **facts)
             refusals = judge(facts)
+            events.send(DRAFTER_LOADED, **facts)
             for refusal in refusals:
                 events.send(REFUSED, **asdict(refusal))
-        else:
-            refusals = []
-        events.send(SETTINGS, **effective_settings(scheduler))
-        return refusals
     except Exception as error:
-        events.send(FAULT, faults=1, message=f"the load could not be judged: {type(error).__name__}: {error}")
-        return []
+        gate.errors.append(f"{type(error).__name__}: {error}")
+    gate.watches.clear()
+    for problem in gate.errors:
+        events.send(FAULT, faults=1, message=f"the load could not be judged: {problem}", about=LOAD)
+    try:
+        events.send(SETTINGS, **effective_settings(scheduler))
+    except Exception as error:
+        message = f"the settings in force could not be read: {type(error).__name__}: {error}"
+        events.send(FAULT, faults=1, message=message)
+    return refusals
 
 
 def _start(settings: EngineSettings, events: Events, scheduler: Any, gate: LoadGate) -> None:
@@ -169,6 +178,7 @@ def placement(scheduler: Any) -> dict[str, Any]:
         "rank": (replica * where.pp_size + where.pp_rank) * where.tp_size + where.tp_rank,
         "tp_rank": where.tp_rank,
         "pp_rank": where.pp_rank,
+        "pp_size": where.pp_size,
         "dp_rank": where.dp_rank,
         "first": where.attn_tp_rank == 0 and where.pp_rank == where.pp_size - 1,
     }

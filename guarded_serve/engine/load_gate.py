@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,7 @@ class Refusal:
 
 @dataclass
 class _Parameter:
-    value: Any
+    value: weakref.ref[Any]  # what SGLang lets go of, such as an embedding that the target's replaces, is freed
     before: tuple[float, ...]
     called: bool = False
     parts: set[Any] = field(default_factory=set)
@@ -53,17 +54,22 @@ class LoadWatch:
     def begin(self, default_loader: Callable[..., Any]) -> None:
         """Note every parameter as it is now and wrap its loader."""
         for name, parameter in self.model.named_parameters():
-            noted = self._parameters[name] = _Parameter(parameter, _samples(parameter))
+            noted = self._parameters[name] = _Parameter(weakref.ref(parameter), _samples(parameter))
             self._wrap(parameter, noted, default_loader)
 
     def end(self) -> None:
-        """Put the loaders back and see which values changed."""
+        """Put the loaders back and see which values changed; a parameter that is gone was replaced."""
+        self.release()
+        for noted in self._parameters.values():
+            parameter = noted.value()
+            noted.changed = parameter is None or _samples(parameter) != noted.before
+        self.loaded = True
+
+    def release(self) -> None:
+        """Put the loaders back."""
         for restore in self._restore:
             restore()
         self._restore.clear()
-        for noted in self._parameters.values():
-            noted.changed = _samples(noted.value) != noted.before
-        self.loaded = True
 
     def unwritten(self) -> list[str]:
         """Parameters that were never written and are still in place."""
@@ -71,7 +77,7 @@ class LoadWatch:
         return [
             name
             for name, noted in self._parameters.items()
-            if not noted.called and not noted.changed and now.get(name) is noted.value
+            if not noted.called and not noted.changed and now.get(name) is noted.value()
         ]
 
     def partial(self) -> dict[str, list[str]]:
@@ -86,7 +92,7 @@ class LoadWatch:
     def replaced(self) -> list[str]:
         """Parameters that stand for another tensor now: shared with the target."""
         now = dict(self.model.named_parameters())
-        return [name for name, noted in self._parameters.items() if name in now and now[name] is not noted.value]
+        return [name for name, noted in self._parameters.items() if name in now and now[name] is not noted.value()]
 
     def _wrap(self, parameter: Any, noted: _Parameter, default_loader: Callable[..., Any]) -> None:
         original = getattr(parameter, "weight_loader", None)
@@ -131,6 +137,7 @@ class LoadGate:
 
     def __init__(self) -> None:
         self.watches: list[LoadWatch] = []
+        self.errors: list[str] = []  # ours, while watching: that load is not judged
         self.hook: Callable[..., Any] = self._initialize  # one object, so that it is found again in SGLang's wrapper
 
     def _initialize(self, original: Callable[..., Any], model_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -139,9 +146,13 @@ class LoadGate:
         try:
             if getattr(model_config, "is_draft_model", False):
                 self._watch(model)
-        except Exception:
-            self.watches = [watch for watch in self.watches if watch.model is not model]
+        except Exception as error:
+            self._give_up(model, error)
         return model
+
+    def _give_up(self, model: Any, error: Exception) -> None:
+        self.watches = [watch for watch in self.watches if watch.model is not model]
+        self.errors.append(f"{type(error).__name__}: {error}")
 
     def _watch(self, model: Any) -> None:
         from sglang.srt.model_loader.weight_utils import default_weight_loader  # noqa: PLC0415
@@ -152,11 +163,19 @@ class LoadGate:
 
         def load_weights(*args: Any, **kwargs: Any) -> Any:
             model.__dict__.pop("load_weights", None)  # the class's own again, for every later load
-            watch.begin(default_weight_loader)
+            try:
+                watch.begin(default_weight_loader)
+            except Exception as error:  # a kind of parameter that cannot be looked at: SGLang's load goes on
+                watch.release()
+                self._give_up(model, error)
+                return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
-                watch.end()
+                try:
+                    watch.end()
+                except Exception as error:
+                    self._give_up(model, error)
 
         model.__dict__["load_weights"] = load_weights
 
@@ -202,6 +221,8 @@ def map_facts(tokens: Any) -> dict[str, Any] | None:
     if kept.is_floating_point():
         return {"length": kept.numel(), "dtype": dtype}
     whole = kept.long().contiguous()
+    if not whole.numel():
+        return {"length": 0, "dtype": dtype, "lowest": 0, "highest": -1, "repeats": 0, "sha256": ""}
     return {
         "length": whole.numel(),
         "dtype": dtype,

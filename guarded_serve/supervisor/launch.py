@@ -75,7 +75,7 @@ class Launch:
         self._hellos: dict[int, Mapping[str, Any]] = {}
         self._watched: dict[int, _Watched] = {}
         self._loaded = False  # a scheduler told of its drafter
-        self._last_fault: str | None = None
+        self._load_fault: str | None = None  # why the plugin could not judge a load
         self._lost = False
         self._first_lost: str | None = None  # the process of the server that ended first
         self._fired_up = False
@@ -167,6 +167,7 @@ class Launch:
                 self.told.refused(event)
             elif kind == engine_link.DRAFTER_LOADED and not self.ending:
                 self._loaded = True
+                self._warn_of_unwatched(event)
                 self.told.loaded(event)
             elif kind == engine_link.SETTINGS:
                 self.told.settings(event)
@@ -175,8 +176,16 @@ class Launch:
             elif kind == engine_link.TOTALS:
                 self.told.totals(event)
             elif kind == engine_link.FAULT:
-                self._last_fault = str(event.get("message"))
+                if event.get("about") == engine_link.LOAD:
+                    self._load_fault = str(event.get("message"))
                 self.told.fault(event)
+
+    def _warn_of_unwatched(self, event: Mapping[str, Any]) -> None:
+        load_format = self.deployment.get("speculative_draft_load_format") or self.deployment.get("load_format")
+        for drafter in event.get("drafters") or ():
+            if drafter.get("loaded") is False and load_format != "dummy":
+                message = f"the load of {drafter.get('class')} passed `load_weights` by"
+                self.told.fault({"message": f"{message}; whether every parameter was written is not known"})
 
     def _on_hello(self, event: Mapping[str, Any]) -> None:
         pid = event.get("pid")
@@ -301,12 +310,13 @@ class Launch:
             if unjudged:
                 message = f"the load of the drafter is not judged: {unjudged[0]}: {missing[unjudged[0]]}"
                 return {"check": "engine.load", "message": message, "remedy": _LOAD_REMEDY}
-            if not self._loaded:
-                return {**_NOT_LOADED, "found": self._last_fault}
+            if not self._loaded and any(_hosts_drafter(event) for event in schedulers):
+                return {**_NOT_LOADED, "found": self._load_fault}
         if missing:
             target, reason = next(iter(missing.items()))
             message = f"{len(missing)} of the guard's hooks did not take hold in SGLang: {target}: {reason}"
-            if self.deployment.profile.timing.directory is not None and len(unjudged) < len(missing):
+            untimed = missing.keys() - {engine_link.INITIALIZE}  # which is the load gate's alone
+            if self.deployment.profile.timing.directory is not None and untimed:
                 return {"check": "engine.hooks", "message": message, "remedy": _HOOKS_REMEDY}
             self.told.fault({"message": f"{message}; no cycle is timed"})
         return None
@@ -314,11 +324,17 @@ class Launch:
 
 def _has_own_drafter(deployment: Deployment) -> bool:
     """Whether SGLang loads a second model to draft with, from files of its own: then its load is told and judged."""
-    drafting = deployment.get("speculative_algorithm") in _DRAFTING
-    return drafting and bool(deployment.get("speculative_draft_model_path"))
+    algorithm = str(deployment.get("speculative_algorithm")).upper()  # as SGLang takes it
+    return algorithm in _DRAFTING and bool(deployment.get("speculative_draft_model_path"))
 
 
-_DRAFTING = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "DSPARK")
+_DRAFTING = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "DSPARK", "FROZEN_KV_MTP")
+
+
+def _hosts_drafter(hello: Mapping[str, Any]) -> bool:
+    """SGLang builds the drafter on the last pipeline stage alone, which may be another node's."""
+    place = hello.get("place") or {}
+    return bool(place.get("pp_rank", 0) == place.get("pp_size", 1) - 1)
 
 
 _NO_HELLO = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import struct
+import sys
+import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,9 +126,6 @@ def test_loaders_are_put_back() -> None:
 
 
 def test_the_hook_watches_drafters_and_leaves_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys  # noqa: PLC0415
-    from types import ModuleType  # noqa: PLC0415
-
     utilities = ModuleType("sglang.srt.model_loader.weight_utils")
     utilities.default_weight_loader = _default_loader  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sglang.srt.model_loader.weight_utils", utilities)
@@ -138,6 +138,41 @@ def test_the_hook_watches_drafters_and_leaves_others_alone(monkeypatch: pytest.M
     drafter.load_weights(_weights())
     assert gate.watches[0].loaded
     assert "load_weights" not in vars(drafter), "later loads go straight to the class's own"
+
+
+def test_what_sglang_lets_go_of_is_freed() -> None:
+    """The drafter's own embedding is a gigabyte on a real model; SGLang frees it before it sizes the cache."""
+    drafter = Drafter()
+    gone = weakref.ref(drafter.model.embed_tokens.weight)
+    watch = _watched(_weights(), drafter)
+    gc.collect()
+    assert gone() is None
+    assert "model.embed_tokens.weight" in watch.replaced()
+    assert watch.unwritten() == []
+
+
+def test_an_unreadable_parameter_ends_the_judging_and_not_the_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    utilities = ModuleType("sglang.srt.model_loader.weight_utils")
+    utilities.default_weight_loader = _default_loader  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang.srt.model_loader.weight_utils", utilities)
+    gate = LoadGate()
+    drafter = gate.hook(lambda config: Drafter(), SimpleNamespace(is_draft_model=True))
+    drafter.lazy = torch.nn.UninitializedParameter()  # as GGUF's are
+    before = drafter.model.qkv_proj.weight.weight_loader
+    weights = _weights()
+    drafter.load_weights(weights)
+    assert torch.equal(drafter.lm_head.weight, weights["lm_head.weight"])
+    assert drafter.model.qkv_proj.weight.weight_loader is before
+    assert gate.watches == []
+    assert len(gate.errors) == 1
+
+
+def test_an_empty_map_is_no_error_of_ours() -> None:
+    facts = map_facts(torch.tensor([], dtype=torch.int64))
+    (refusal,) = judge({**_facts(), "map": facts})
+    assert refusal.message == "the drafter's map is not as long as its head"
 
 
 def test_facts_of_a_map() -> None:

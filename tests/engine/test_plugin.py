@@ -260,3 +260,15 @@ def test_a_start_that_breaks_is_said_and_serving_goes_on(tmp_path: Path) -> None
     assert build(lambda scheduler, answer: answer, object(), 42) == 42
     faults = [event["message"] for event in sent.events if event["event"] == "fault"]
     assert any("did not start" in message for message in faults)
+
+
+def test_a_load_is_told_only_when_it_was_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher takes the account for a judged load; without it, it refuses and shows why."""
+    sent, gate = Sent(), LoadGate()
+    gate.watches.append(object())  # type: ignore[arg-type]
+    gate.facts = lambda scheduler: {}  # type: ignore[method-assign]
+    assert attach._judge(sent, gate, object()) == []  # type: ignore[arg-type]
+    told = {event["event"] for event in sent.events}
+    assert told == {"fault"}
+    assert [event.get("about") for event in sent.events] == ["load", None], "the settings are another matter"
+    assert "could not be judged: KeyError" in sent.events[0]["message"]

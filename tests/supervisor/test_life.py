@@ -11,6 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY, LOAD_HOOKS, EngineSettings
@@ -133,8 +134,10 @@ DRAFTER = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/
 
 
 @pytest.mark.parametrize("target", LOAD_HOOKS)
-def test_refused_when_the_load_of_a_drafter_cannot_be_judged(tmp_path: Path, target: str) -> None:
-    with Supervised(tmp_path, {"hooks": {target: "no such name"}}, server=DRAFTER) as server:
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "eagle3", "FROZEN_KV_MTP"])
+def test_refused_when_the_load_of_a_drafter_cannot_be_judged(tmp_path: Path, target: str, algorithm: str) -> None:
+    drafting = {**DRAFTER, "speculative_algorithm": algorithm}  # SGLang takes any case
+    with Supervised(tmp_path, {"hooks": {target: "no such name"}}, server=drafting) as server:
         assert server.end() == 65
         assert f"the load of the drafter is not judged: {target}: no such name" in server.text()
         assert "serving" not in server.states()
@@ -162,6 +165,28 @@ def test_a_load_that_was_told_or_is_no_second_model_s(
 ) -> None:
     with Supervised(tmp_path, {"loaded": loaded}, server=deployment) as server:
         ready(server)
+
+
+def test_a_stage_without_the_drafter_has_nothing_to_tell_of_its_load(tmp_path: Path) -> None:
+    """SGLang builds the drafter on the last pipeline stage, here another node's."""
+    elsewhere = {"account": False, "place": {"pp_rank": 0, "pp_size": 2}}
+    arguments = ("--speculative-draft-model-path", "/drafter")
+    with Supervised(tmp_path, elsewhere, server=DRAFTER, arguments=arguments) as server:
+        ready(server)
+
+
+def test_without_the_builder_hook_there_is_no_cycle_log(tmp_path: Path) -> None:
+    profile = {"timing": {"directory": str(tmp_path)}}
+    with Supervised(tmp_path, {"hooks": {LOAD_HOOKS[0]: "no such name"}}, profile) as server:  # no drafter at all
+        assert server.end() == 65
+        assert f"did not take hold in SGLang: {LOAD_HOOKS[0]}: no such name" in server.text()
+
+
+def test_a_load_that_was_not_watched_is_said(tmp_path: Path) -> None:
+    loaded = {"drafters": [{"class": "LlamaForCausalLMEagle3", "loaded": False}]}
+    with Supervised(tmp_path, {"loaded": loaded}, server=DRAFTER) as server:
+        ready(server)
+        assert "the load of LlamaForCausalLMEagle3 passed `load_weights` by" in server.text()
 
 
 def test_a_missing_load_hook_is_no_matter_of_the_cycle_log(tmp_path: Path) -> None:
@@ -425,12 +450,11 @@ def test_a_reader_that_stops_reading_does_not_hold_up_a_stop(tmp_path: Path) -> 
 def test_a_flood_of_lines_is_passed_on_fast(tmp_path: Path) -> None:
     lines = 200_000
     with Supervised(tmp_path, {"flood_before": lines}) as server:
-        started = time.monotonic()
-        server.wait_for(r"state=serving", 30)
-        seconds = time.monotonic() - started
+        server.wait_for(r"state=serving", 60)
+        used = psutil.Process(server.process.pid).cpu_times()
         server.send(signal.SIGTERM)
         assert server.end() == 0
-        assert seconds < 8
+        assert used.user + used.system < 8, "processor time, which a busy machine does not lengthen"
         numbers = [int(number) for number in re.findall(r"^flood line (\d+)$", server.text(), re.MULTILINE)]
         folded = sum(int(number) for number in re.findall(r"folded=(\d+)", server.text()))
         assert len(numbers) + folded == lines

@@ -50,8 +50,10 @@ class Scenario:
     linger_s: float = 0.0  # what main does after its children have ended in order
     hello: bool = True
     hooks: dict[str, str] = field(default_factory=lambda: {"draft": "applied"})
+    place: dict[str, int] = field(default_factory=dict)  # of the scheduler among the ranks
     refuse: dict[str, str] | None = None  # a `refused` event as the drafter loads
     loaded: dict[str, Any] | None = None  # the `drafter-loaded` event; comes with a drafter on the command line too
+    account: bool = True  # that event comes at all
     settings: dict[str, Any] | None = None  # the `settings` event
     fault: str = ""  # a `fault` event
     beat: dict[str, Any] = field(default_factory=dict)  # more of each beat
@@ -157,16 +159,16 @@ def _child(scenario: Scenario, role: str, drafter: str) -> None:
             mapped = _map(f"/dev/shm/sglang_loads_fake_{os.getpid()}x.shm")
         if scenario.leaver:
             _leave(scenario)
-        if scenario.hello:
-            _tell("hello", role="scheduler", sglang="0.0", hooks=scenario.hooks)
         if scenario.refuse is not None:
             _tell("refused", **scenario.refuse)
-        if scenario.loaded is not None or drafter:
+        if scenario.loaded is not None or (drafter and scenario.account):
             _tell("drafter-loaded", **(scenario.loaded or {"map": {}}))
         if scenario.settings is not None:
             _tell("settings", **scenario.settings)
         if scenario.fault:
-            _tell("fault", faults=1, message=scenario.fault)
+            _tell("fault", faults=1, message=scenario.fault, about="load")
+        if scenario.hello:  # last, as in the engine
+            _tell("hello", role="scheduler", sglang="0.0", hooks=scenario.hooks, place=scenario.place)
     cycles = 0
     eaten: list[bytes] = []
     while True:

@@ -51,7 +51,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     """Whether it became true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
