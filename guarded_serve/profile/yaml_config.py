@@ -60,6 +60,8 @@ def read_config(path: str, dump: ParserDump) -> list[ConfigEntry]:
         raise ConfigError(f"Config file not found: {path}", missing=True) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Failed to read config file {path}: {error}") from None
+    except RecursionError:
+        raise ConfigError("nested too deeply to be read") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)

@@ -73,6 +73,15 @@ def test_a_config_file_s_faults_have_a_line() -> None:
     assert findings[0].remedy == "did you mean --tp-size for --tp-sise?"
 
 
+@pytest.mark.parametrize("levels", [500, 20_000])
+def test_a_config_file_that_is_nested_too_deeply(levels: int) -> None:
+    Path("c.yaml").write_text("x: " + "[" * levels + "]" * levels)
+    findings = resolve(None, ["--model-path", "m", "--config", "c.yaml"], environ={}).findings
+    assert [(finding.check, finding.message) for finding in findings] == [
+        ("profile.config", "nested too deeply to be read")
+    ]
+
+
 def test_an_equals_sign_hides_a_config_file_from_sglang_and_that_is_said() -> None:
     resolution = resolve(None, ["--model-path", "m", "--config=c.yaml"], environ={})
     (finding,) = resolution.findings
