@@ -40,6 +40,13 @@ FLAGS = [
 ]
 
 
+def _flags(folder: Path) -> list[str]:
+    """SGLang's flags, and a profile without a probe: the built-in prompts are no text for the demo pair."""
+    profile = folder / "profile.toml"
+    profile.write_text("[probe]\nenabled = false\n")
+    return ["--profile", str(profile), *FLAGS]
+
+
 @dataclass(frozen=True)
 class Served:
     """A guarded server."""
@@ -58,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             url,
             timeout=240,
             api_key=KEY,
-            other_args=FLAGS,
+            other_args=_flags(folder),
             env={"OMP_NUM_THREADS": "1"},
             return_stdout_stderr=(log, log),
         )
@@ -155,7 +162,9 @@ def test_sglangs_speculative_test_kit(tmp_path: Path) -> None:
     """It knows no API key, and takes what its own `popen_launch_server` gives."""
     url = f"http://127.0.0.1:{free_port()}"
     with (tmp_path / "log").open("wb") as log:
-        process = popen_launch_server(str(DEMO / "target"), url, 240, other_args=FLAGS, return_stdout_stderr=(log, log))
+        process = popen_launch_server(
+            str(DEMO / "target"), url, 240, other_args=_flags(tmp_path), return_stdout_stderr=(log, log)
+        )
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "unittest", "tests.support.spec_decoding_case"],
