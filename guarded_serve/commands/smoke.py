@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from guarded_serve.profile.deployment import Deployment
     from guarded_serve.smoke.run import Contestant, Result
 
-SUMMARY = "test a drafter: check, baseline without it, then with it; a verdict with reasons"
+SUMMARY = "test a drafter: check, serve with it and without it; a verdict with reasons"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -153,7 +153,7 @@ def probe(deployment: Deployment, address: Address) -> Probed:
         return Probed("probe: failed", server_failure=f"the probe got no answer: {error}")
     except (BadPrompts, PromptRefused) as error:
         remedy = 'name other prompts in probe.prompts, or set it to "builtin"'
-        return Probed("probe: failed", (Finding(ANSWERS, Severity.ERROR, str(error), remedy=remedy),))
+        said = Probed("probe: failed", (Finding(ANSWERS, Severity.ERROR, str(error), remedy=remedy),))
     return as_the_profile_says(said, deployment)
 
 

@@ -541,11 +541,13 @@ class Supervisor:
         self._close_launch()
         if ready.listens(address):
             self._lines.warning(f"another process answers on {address.url}")
-        if self._state is State.DRAINING and self._gpus:
+        if self._state is State.DRAINING and self._gpus and self._asked < 2:  # asked twice: in a hurry
+            self._lines.info("no process of the server is left; its GPUs are waited for")
             self._notify.extend(2 * gpu_release.WAIT_S + 5)
             self._loop.in_thread(lambda: gpu_release.still_held(deployment), self._on_gpus)
         elif self._state is State.DRAINING:
-            self._finish(State.STOPPED, ExitCode.OK, _NOTHING_LEFT)
+            unseen = ", its GPUs were not waited for" if self._gpus else ""
+            self._finish(State.STOPPED, ExitCode.OK, _NOTHING_LEFT + unseen)
         elif self._state in ENDS:
             self._after()
 

@@ -82,8 +82,22 @@ def test_a_second_signal_does_not_wait_for_the_memory(tmp_path: Path) -> None:
     with Supervised(tmp_path, environment=seen, server={"device": "cuda"}, gpus=1) as server:
         server.wait_for("state=serving")
         server.send(signal.SIGTERM)
-        assert wait_until(lambda: not [one for one in server.left() if "run" not in one], 5)
-        time.sleep(1)
+        server.wait_for("its GPUs are waited for")
         server.send(signal.SIGTERM)
-        assert server.end(3) == 0
-        assert "SIGTERM again: nothing of the server is left" in server.text()
+        assert server.end() == 0
+        assert "SIGTERM again: nothing of the server is left, its GPUs were not waited for" in server.text()
+
+
+def test_a_second_signal_in_the_drain_does_not_wait_for_the_memory_either(tmp_path: Path) -> None:
+    own = tmp_path / "driver"
+    own.mkdir()
+    seen = environment(own, gpus=1, gpu0=HELD)
+    stubborn = {"children_ignore_sigterm": True, "ignore_sigterm": True}
+    with Supervised(tmp_path, stubborn, environment=seen, server={"device": "cuda"}, gpus=1) as server:
+        server.wait_for("state=serving")
+        server.send(signal.SIGTERM)
+        server.wait_for("state=draining")
+        server.send(signal.SIGTERM)
+        assert server.end() == 0
+        assert "nothing of the server is left, its GPUs were not waited for" in server.text()
+        assert "its GPUs are waited for" not in server.text()
