@@ -172,3 +172,6 @@ def test_a_server_that_takes_no_prompt_is_refused_and_not_restarted(tmp_path: Pa
     (finding,) = said.findings
     assert (said.server_failure, finding.check, finding.exit_code) == (None, ANSWERS, ExitCode.REFUSED)
     assert "takes none of the 8 prompts" in finding.message
+    with answering(400) as address:
+        (warning,) = probe(deployment(tmp_path, 'on_failure = "warn"'), address).findings
+    assert warning.severity is Severity.WARNING
