@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.support.bare_sglang import Server, eagle3_flags, serve
-from tests.support.faults import DRAFTER, FAULTS, TARGET, Dies, Slow, copy
-from tests.support.guarded import ROOT
+from tests.support.faults import DRAFTER, FAULTS, TARGET, copy
+from tests.support.folklore import PAGE, RIGHT, Seen, page_rows, row, watch, written
 from tests.support.verdicts import deployment, errors, judge
-
-PROMPTS = [json.loads(line)["text"] for line in (ROOT / "demo/prompts.jsonl").read_text().splitlines()][:5]
-CHAIN = (3, 1, 4)
-
-
-def accept_length(server: Server) -> float:
-    """Tokens a verify, over a few prompts that the target continues well."""
-    tokens = verifies = 0
-    for prompt in PROMPTS:
-        body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 48}}
-        answer = httpx.post(f"{server.url}/generate", json=body, timeout=120)
-        answer.raise_for_status()
-        told = answer.json()["meta_info"]
-        tokens += told["completion_tokens"]
-        verifies += told["spec_verify_ct"]
-    return tokens / verifies
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -48,19 +28,8 @@ def test_the_guard_finds_it(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_bare_sglang_does_what_the_finding_says(name: str, tmp_path: Path) -> None:
-    fault = FAULTS[name]
-    flags = eagle3_flags(copy(tmp_path, fault), *CHAIN)
-    for key, value in fault.settings.items():
-        flags[flags.index("--" + key.replace("_", "-")) + 1] = str(value)
-    log = tmp_path / "server.log"
-    if isinstance(fault.does, Slow):
-        with serve(TARGET, flags, log, fault.environment) as server:
-            assert accept_length(server) < fault.does.below
-        return
-    assert isinstance(fault.does, Dies)
-    with pytest.raises(RuntimeError, match="did not start"), serve(TARGET, flags, log) as server:
-        accept_length(server)
-    assert re.search(fault.does.log, log.read_text(errors="replace")), log.read_text(errors="replace")[-3000:]
+    seen = watch(FAULTS[name], tmp_path)
+    assert seen.confirms(FAULTS[name]), (seen, (tmp_path / "server.log").read_text(errors="replace")[-3000:])
 
 
 @pytest.mark.engine
@@ -68,5 +37,28 @@ def test_bare_sglang_does_what_the_finding_says(name: str, tmp_path: Path) -> No
 def test_the_right_drafter_is_worth_it(tmp_path: Path) -> None:
     """The same measure on the drafter that every fault is a copy of."""
     assert errors(judge(deployment(TARGET, DRAFTER, dtype="float32"))) == []
-    with serve(TARGET, eagle3_flags(DRAFTER, *CHAIN), tmp_path / "server.log") as server:
-        assert accept_length(server) > 2.2
+    seen = watch(None, tmp_path)
+    assert seen.confirms(None), seen
+
+
+def test_the_page_has_a_row_a_fault_and_every_one_is_as_claimed() -> None:
+    rows = page_rows(PAGE.read_text())
+    assert list(rows) == [RIGHT, *FAULTS]
+    assert all(rows[name][1] == f"`{fault.finding}`" for name, fault in FAULTS.items())
+    assert not any("not as claimed" in told for _, _, told in rows.values())
+    assert sum("accept length" in told for _, _, told in rows.values()) >= 6
+    assert sum("dies" in told for _, _, told in rows.values()) >= 6
+
+
+def test_what_is_not_as_claimed_is_said() -> None:
+    slow, dead = "map all zero", "truncated"
+    assert row(slow, Seen(1.04))[2] == "serves, accept length 1.04"
+    assert "not as claimed" in row(slow, Seen(2.6))[2]
+    assert "not as claimed" in row(slow, Seen(None))[2]
+    assert row(dead, Seen(None, "Error: file"))[2] == "dies: `Error: file`"
+    assert "not as claimed" in row(dead, Seen(None))[2]
+    assert "not as claimed" in row(dead, Seen(2.6))[2]
+    assert "not as claimed" in row(RIGHT, Seen(1.1))[2]
+    text = PAGE.read_text()
+    changed = written(text, {**page_rows(text), slow: row(slow, Seen(1.5))})
+    assert page_rows(changed)[slow][2] == "serves, accept length 1.50 (**not as claimed**)"
