@@ -117,7 +117,9 @@ def test_the_openai_client_gets_a_tool_call(client: Any) -> None:
         "additionalProperties": False,
     }
     tool = {"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": True}}
-    answer = _ask(client, tools=[tool], tool_choice={"type": "function", "function": {"name": "weather"}})
+    answer = _ask(
+        client, max_tokens=256, tools=[tool], tool_choice={"type": "function", "function": {"name": "weather"}}
+    )
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
