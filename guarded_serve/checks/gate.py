@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from guarded_serve.checks import profile
 from guarded_serve.checks.registry import checks_of
 from guarded_serve.checks.runner import exit_code, run_checks
 from guarded_serve.exit_codes import ExitCode
@@ -31,6 +32,9 @@ def judge(
     ``deepen`` adds facts about the models that take longer (`check --deep`).
     """
     checks, ignore = checks_of(families), deployment.profile.preflight.ignore
+    if not deployment.get("model_path") and {"profile", "target", "drafter"}.intersection(families):
+        # The configuration's own checks say so; what a deployment of nothing would need is no use to anyone.
+        checks, families = tuple(check for check in checks if check in profile.CHECKS), ()
     facts = replace(gather(deployment, families), configuration=configuration)
     if deepen is not None and facts.model is not None:
         facts = replace(facts, model=deepen(facts.model))

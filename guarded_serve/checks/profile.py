@@ -24,6 +24,7 @@ _RULES = {
     "profile.prompts": "The prompts of the probe can be read.",
     "profile.flags": "SGLang knows every flag and takes its value.",
     "profile.sglang": "The installed SGLang can say which settings it has.",
+    "profile.engine": "A start has SGLang in the launcher's own Python.",
     "target.model_path": "A model is given.",
 }
 

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
@@ -31,6 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None of its own: the guard's flags come with every command, all others are SGLang's."""
 
 
+def _engine_missing() -> Finding | None:
+    """`check` may run anywhere; a start needs SGLang for the Python that runs the launcher."""
+    if find_spec("sglang") is not None:
+        return None
+    return Finding(
+        "profile.engine",
+        Severity.ERROR,
+        "SGLang is not installed for the Python that would run the server",
+        expected="the package sglang, 0.5.16 or newer",
+        found=f"none for {sys.executable}",
+        remedy="install guarded-serve into SGLang's environment, or SGLang into this one: pip install sglang",
+        exit_code=ExitCode.MISSING,
+    )
+
+
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Until the server's end; what to exit with."""
     # As PID 1, a signal without a handler is not delivered at all. Nothing is started before `supervise`,
@@ -50,8 +66,8 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         print(dry_run(kept_apart(resolution.deployment)))
         return resolution.exit_code(strict=guard.strict)
 
-    bad_prompts = prompts_finding(resolution.deployment)
-    configuration = (*resolution.findings, bad_prompts) if bad_prompts else resolution.findings
+    more = (prompts_finding(resolution.deployment), _engine_missing())
+    configuration = (*resolution.findings, *(found for found in more if found is not None))
 
     def gate(deployment: Deployment) -> Gate:
         said = preflight(deployment, configuration, strict=guard.strict)

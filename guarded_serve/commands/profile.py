@@ -112,15 +112,23 @@ def _schema(options: argparse.Namespace) -> ExitCode:
     except ParserUnavailable as error:
         print(finding_text(error.finding), file=sys.stderr)
         return error.finding.exit_code
-    return _write(options, json.dumps(profile_schema(dump), indent=2, ensure_ascii=False) + "\n")
+    return _write(options, json.dumps(profile_schema(dump), indent=2, ensure_ascii=False) + "\n", replace=True)
 
 
-def _write(options: argparse.Namespace, text: str) -> ExitCode:
+def _write(options: argparse.Namespace, text: str, *, replace: bool = False) -> ExitCode:
+    """A schema is made again and again; a profile has its owner's comments in it and is never written over."""
     if options.output is None:
         sys.stdout.write(text)
         return ExitCode.OK
     try:
-        options.output.write_text(text, encoding="utf-8")
+        with options.output.open("w" if replace else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        print(f"{options.output}: exists and is not written over; name another file or remove it", file=sys.stderr)
+        return ExitCode.USAGE
+    except (IsADirectoryError, NotADirectoryError) as error:
+        print(f"{options.output}: {error.strerror}; name a file", file=sys.stderr)
+        return ExitCode.USAGE
     except FileNotFoundError:
         print(f"{options.output.parent}: there is no such folder", file=sys.stderr)
         return ExitCode.MISSING

@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from guarded_serve import cli
 from guarded_serve.checks.formats.as_json import SCHEMA
+from guarded_serve.exit_codes import ExitCode
 from tests.support.checkpoints import Data, drafter, kept_ids, target
 
 PROGRAM = [sys.executable, "-c", "from guarded_serve.cli import run; run()", "check"]
@@ -145,3 +147,12 @@ def test_heavy_modules_are_not_imported(folder: Path) -> None:
     command = [sys.executable, "-c", code, "check", *flags(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--profile", "/nowhere.toml"]])
+def test_without_a_model_only_the_configuration_is_judged(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A hub id "None" or a missing driver would bury what is wrong."""
+    assert cli.main(["check", *flags]) == (ExitCode.MISSING if flags else ExitCode.USAGE)
+    out = capsys.readouterr().out
+    assert out.count("refused: ") == 1
+    assert "None" not in out

@@ -104,3 +104,12 @@ def test_the_schema_has_every_flag_and_every_section() -> None:
     assert "no_enable_tf32_matmul" not in server["properties"]
     assert schema["$defs"]["Timing"]["properties"]["rotate_mib"]["unit"] == "MiB"
     json.dumps(schema)
+
+
+def test_a_profile_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text("# mine\n")
+    for output in (path, tmp_path):
+        assert cli.main(["profile", "new", "--output", str(output), *FLAGS]) == ExitCode.USAGE
+        assert f"{output}: exists and is not written over" in capsys.readouterr().err
+    assert path.read_text() == "# mine\n"

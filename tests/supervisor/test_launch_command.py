@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from guarded_serve.checks.registry import CHECKS
+from guarded_serve.commands import launch as command
+from guarded_serve.exit_codes import ExitCode
+from guarded_serve.findings import Severity
 from tests.support.supervised import ROOT
 
 
@@ -69,3 +74,13 @@ def test_every_fault_that_reading_the_profile_knows_is_a_check_and_so_is_shown()
     names = set(re.findall(r'"(profile\.[a-z_]+)"', sources))
     assert len(names) > 5
     assert names <= {check.name for check in CHECKS}
+
+
+def test_no_start_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`check` runs anywhere; a start that can only fail is refused with a code that systemd does not restart."""
+    assert command._engine_missing() is None
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    missing = command._engine_missing()
+    assert missing is not None
+    assert (missing.severity, missing.exit_code) == (Severity.ERROR, ExitCode.MISSING)
+    assert sys.executable in (missing.found or "")
