@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -58,13 +59,15 @@ def test_the_server_gets_none_of_the_sentinels_descriptors(loop: Loop, tmp_path:
     assert "end" in said
 
 
-_LEAVE = "import os; open(f'/dev/shm/nccl-{os.getpid()}-test', 'w')"
+def leaving(mark: str) -> str:
+    """Code that leaves shared memory named after its process; ``mark`` tells it from that of other tests."""
+    return f"import os; open(f'/dev/shm/nccl-{{os.getpid()}}-test{mark}', 'w')"
 
 
 def test_what_is_named_after_its_processes_is_removed(loop: Loop, tmp_path: Path) -> None:
     if not sentinel.in_first_pid_namespace():
         pytest.skip("not in the machine's own PID namespace")
-    _, (removed,) = run_child(loop, tmp_path, sys.executable, "-c", _LEAVE)
+    _, (removed,) = run_child(loop, tmp_path, sys.executable, "-c", leaving(uuid4().hex))
     assert removed.startswith("/dev/shm/nccl-")
     assert not Path(removed).exists()
 
@@ -73,12 +76,12 @@ def test_what_is_named_after_its_processes_is_removed(loop: Loop, tmp_path: Path
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_another_containers_shared_memory_stays(tmp_path: Path) -> None:
     """Process ids of two PID namespaces are the same numbers; with `ipc: host` both see one /dev/shm."""
+    mark = uuid4().hex
     code = (
         "import sys, pathlib\n"
         "from tests.supervisor.test_sentinel import *\n"
-        "from tests.supervisor.test_sentinel import _LEAVE\n"
         "with Loop() as loop:\n"
-        f"    print(run_child(loop, pathlib.Path({str(tmp_path)!r}), sys.executable, '-c', _LEAVE)[1])\n"
+        f"    print(run_child(loop, pathlib.Path({str(tmp_path)!r}), sys.executable, '-c', leaving({mark!r}))[1])\n"
     )
     before = sentinel.shared_memory()
     done = subprocess.run(
@@ -88,7 +91,7 @@ def test_another_containers_shared_memory_stays(tmp_path: Path) -> None:
         check=True,
         cwd=Path(__file__).parents[2],
     )
-    left = {path for path in sentinel.shared_memory() - before if path.endswith("-test")}
+    left = {path for path in sentinel.shared_memory() - before if path.endswith(mark)}
     for path in left:
         Path(path).unlink()
     assert done.stdout.strip() == "[]"
