@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.util import find_spec
 from types import FrameType
 from typing import NoReturn
 
@@ -17,7 +16,7 @@ from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.guard_options import GuardOptions
 from guarded_serve.profile.resolve import resolve_options
-from guarded_serve.profile.sglang_parser import CHILD_DEADLINE_S
+from guarded_serve.profile.sglang_parser import CHILD_DEADLINE_S, installed_version
 from guarded_serve.supervisor.lines import Format
 from guarded_serve.supervisor.notify import Notify
 from guarded_serve.supervisor.preflight import Gate, preflight
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _engine_missing() -> Finding | None:
     """`check` may run anywhere; a start needs SGLang for the Python that runs the launcher."""
-    if find_spec("sglang") is not None:
+    if installed_version() is not None:
         return None
     return Finding(
         "profile.engine",

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     code = resolution.exit_code(strict=bool(options.guard_strict))
     if options.action == "new":
         if code is ExitCode.OK:
-            return _write(options, profile_text(resolution.deployment, sglang_parser(), name=options.name))
+            return _write(options, profile_text(resolution.deployment, sglang_parser(), name=options.name), fresh=True)
         return code
     text = as_json(resolution) if options.format == "json" else as_text(resolution.deployment, everything=options.all)
     return most(code, _write(options, Redactor.of(resolution.deployment).text(text)))
@@ -112,16 +112,16 @@ def _schema(options: argparse.Namespace) -> ExitCode:
     except ParserUnavailable as error:
         print(finding_text(error.finding), file=sys.stderr)
         return error.finding.exit_code
-    return _write(options, json.dumps(profile_schema(dump), indent=2, ensure_ascii=False) + "\n", replace=True)
+    return _write(options, json.dumps(profile_schema(dump), indent=2, ensure_ascii=False) + "\n")
 
 
-def _write(options: argparse.Namespace, text: str, *, replace: bool = False) -> ExitCode:
-    """A schema is made again and again; a profile has its owner's comments in it and is never written over."""
+def _write(options: argparse.Namespace, text: str, *, fresh: bool = False) -> ExitCode:
+    """``fresh``: not over a file that is there, as a profile may have its owner's comments in it."""
     if options.output is None:
         sys.stdout.write(text)
         return ExitCode.OK
     try:
-        with options.output.open("w" if replace else "x", encoding="utf-8") as file:
+        with options.output.open("x" if fresh else "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         print(f"{options.output}: exists and is not written over; name another file or remove it", file=sys.stderr)

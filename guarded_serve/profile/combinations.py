@@ -6,6 +6,7 @@ What SGLang makes of its own flags, the checks of the drafter, target and GPU fa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY
@@ -35,32 +36,41 @@ def impossible_combinations(loaded: LoadedProfile, get: Get, is_set: Callable[[s
         )
 
 
-def cannot_be_ignored(check: str) -> bool:
-    """Whether no profile can let its errors pass: from a broken profile or command line, no server is made."""
-    return check.startswith("profile.")
+@dataclass(frozen=True)
+class WrongIgnore:
+    """Why a check's name cannot stand among those whose errors are let pass."""
+
+    reason: str
+    expected: str
+    remedy: str
+
+
+def wrong_ignore(name: str, known: Collection[str]) -> WrongIgnore | None:
+    """A name that no check has, or one whose errors always count: from a broken profile no server is made."""
+    if name not in known:
+        near = nearest(name, known)
+        remedy = f"did you mean {near}?" if near else "`guarded-serve check --list` names them all"
+        return WrongIgnore("there is no such check", "the name of a check", remedy)
+    if name.startswith("profile."):
+        return WrongIgnore(
+            "what that check finds cannot be ignored",
+            "the name of a check of another family than profile",
+            "leave it out, and mend what the check finds",
+        )
+    return None
 
 
 def wrong_ignores(loaded: LoadedProfile, known: Collection[str]) -> Iterator[Finding]:
-    """Errors for names in `[preflight] ignore` that no check has, or whose errors always count."""
+    """Errors for names in `[preflight] ignore`."""
     for index, name in enumerate(loaded.profile.preflight.ignore):
-        if name in known and cannot_be_ignored(name):
+        if wrong := wrong_ignore(name, known):
             yield loaded.error(
                 "profile.value",
                 ("preflight", "ignore", index),
-                f"preflight.ignore names {literal(name)}, and what that check finds cannot be ignored",
-                expected="the name of a check of another family than profile",
+                f"preflight.ignore names {literal(name)}, and {wrong.reason}",
+                expected=wrong.expected,
                 found=literal(name),
-                remedy="leave it out, and mend what the check finds",
-            )
-        elif name not in known:
-            near = nearest(name, known)
-            yield loaded.error(
-                "profile.value",
-                ("preflight", "ignore", index),
-                f"preflight.ignore names {literal(name)}, and there is no such check",
-                expected="the name of a check",
-                found=literal(name),
-                remedy=f"did you mean {near}?" if near else "`guarded-serve check --list` names them all",
+                remedy=wrong.remedy,
             )
 
 

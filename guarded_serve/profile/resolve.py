@@ -16,7 +16,7 @@ from typing import Any
 import guarded_serve
 from guarded_serve.exit_codes import ExitCode, most_telling
 from guarded_serve.findings import Finding, Severity
-from guarded_serve.profile.combinations import cannot_be_ignored, impossible_combinations, wrong_ignores
+from guarded_serve.profile.combinations import impossible_combinations, wrong_ignore, wrong_ignores
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.flags import FlagError, FlagParser, Given, Mismatch, expected_value, render
 from guarded_serve.profile.guard_options import GUARD_OPTIONS, GuardOptions
@@ -387,23 +387,13 @@ class _Resolver:
 
     def _wrong_flag_ignores(self, known: Collection[str]) -> Iterator[Finding]:
         for name in self.guard.ignore:
-            if name in known and cannot_be_ignored(name):
+            if wrong := wrong_ignore(name, known):
                 yield Finding(
                     "profile.flags",
                     Severity.ERROR,
-                    f"--guard-ignore {name}: what that check finds cannot be ignored",
+                    f"--guard-ignore {name}: {wrong.reason}",
                     where="command line",
-                    remedy="leave the flag out, and mend what the check finds",
-                    exit_code=ExitCode.USAGE,
-                )
-            elif name not in known:
-                near = nearest(name, known)
-                yield Finding(
-                    "profile.flags",
-                    Severity.ERROR,
-                    f"--guard-ignore {name}: there is no such check",
-                    where="command line",
-                    remedy=f"did you mean {near}?" if near else "`guarded-serve check --list` names them all",
+                    remedy=wrong.remedy,
                     exit_code=ExitCode.USAGE,
                 )
 

@@ -130,17 +130,18 @@ def smoke(deployment: Deployment, wishes: Wishes) -> Result:
     """Everything in order. Raises `server.Interrupted`; nothing of any server is left in any case."""
     started = time.monotonic()
     gated = [_gate(deployment, contestant, wishes) for contestant in wishes.contestants]
+    wanted = floors(deployment)
     runs: dict[int, Run] = {}
     baseline = None
     for index, gate in enumerate(gated):
         if gate.code is not ExitCode.OK:
             wishes.say(f"{gate.contestant.label}: refused before the start")
             continue
-        run = runs[index] = _contest(gate, floors(deployment), wishes)
+        run = runs[index] = _contest(gate, wanted, wishes)
         if baseline is None and run.cells and run.failure is None and run.stopped_early is None:
             # Right after the first drafter that needs one, so that both meet the machine in the same mood.
             baseline = _serve(BASELINE, local(without_drafter(deployment)), wishes, Outlook(wishes.say))
-    judged = [_judged(gate, runs.get(index), baseline, deployment, wishes) for index, gate in enumerate(gated)]
+    judged = [_judged(gate, runs.get(index), baseline, wanted, wishes) for index, gate in enumerate(gated)]
     return Result(
         name=deployment.profile.profile.name or (deployment.profile_path.stem if deployment.profile_path else "smoke"),
         judged=tuple(judged),
@@ -181,12 +182,12 @@ def _contest(gate: _Gated, wanted: Floors, wishes: Wishes) -> Run:
     return _serve(gate.contestant.label, local(gate.deployment), wishes, outlook)
 
 
-def _judged(gate: _Gated, run: Run | None, baseline: Run | None, deployment: Deployment, wishes: Wishes) -> Judged:
+def _judged(gate: _Gated, run: Run | None, baseline: Run | None, wanted: Floors, wishes: Wishes) -> Judged:
     if run is None:
         return Judged(gate.contestant, Verdict(gate.contestant.label, gate.report, Figures()), None, gate.identity)
     recorded, problem = _recorded(wishes.record, gate.identity)
     broken = baseline is not None and baseline.failure is not None
-    verdict = judge(Case(run, floors(deployment), None if broken else baseline, recorded, gate.clues))
+    verdict = judge(Case(run, wanted, None if broken else baseline, recorded, gate.clues))
     outcomes = (*gate.report.outcomes, *problem, *verdict.report.outcomes)
     if broken and run.failure is None and run.stopped_early is None:
         assert baseline is not None

@@ -113,3 +113,5 @@ def test_a_profile_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFix
         assert cli.main(["profile", "new", "--output", str(output), *FLAGS]) == ExitCode.USAGE
         assert f"{output}: exists and is not written over" in capsys.readouterr().err
     assert path.read_text() == "# mine\n"
+    assert cli.main(["profile", "schema", "--output", str(path)]) == ExitCode.OK  # made again and again
+    assert cli.main(["profile", "show", "--output", str(path), *FLAGS]) == ExitCode.OK

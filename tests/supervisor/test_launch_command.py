@@ -79,7 +79,7 @@ def test_every_fault_that_reading_the_profile_knows_is_a_check_and_so_is_shown()
 def test_no_start_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """`check` runs anywhere; a start that can only fail is refused with a code that systemd does not restart."""
     assert command._engine_missing() is None
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "installed_version", lambda: None)
     missing = command._engine_missing()
     assert missing is not None
     assert (missing.severity, missing.exit_code) == (Severity.ERROR, ExitCode.MISSING)
