@@ -19,6 +19,7 @@ import pytest
 from guarded_serve.engine_link import ENVIRONMENT_KEY, PLUGIN_NAME
 from guarded_serve.profile.resolve import CPU_KERNELS
 from guarded_serve.profile.sglang_parser import installed_version
+from guarded_serve.supervisor.environment import _OURS_ALONE
 from tests.support.handed_over import HandedOver, handed_over
 from tests.support.resolved_arguments import resolved
 
@@ -146,7 +147,7 @@ def _hub_cache(folder: Path) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A user's: SGLang's CPU engine by hand, a plugin list, and systemd's variables for the launcher."""
     return {
-        **{name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        **{name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", *_OURS_ALONE)},
         "PYTHONPATH": str(CPU_KERNELS),
         "SGLANG_USE_CPU_ENGINE": "1",
         "TORCH_COMPILE_DISABLE": "1",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,19 +51,25 @@ def test_a_driver_that_does_not_answer_is_no_proof(tmp_path: Path, driver: pytes
     assert "nvmlDeviceGetMemoryInfo" in trouble or "driver" in trouble
 
 
-@pytest.mark.parametrize("freed", [True, False])
-def test_a_stop_waits_for_the_memory(tmp_path: Path, freed: bool) -> None:
-    own = tmp_path / "driver"
+@contextlib.contextmanager
+def serving_on_a_held_gpu(folder: Path, **scenario: bool) -> Iterator[Supervised]:
+    own = folder / "driver"
     own.mkdir()
     seen = environment(own, gpus=1, gpu0=HELD)
-    with Supervised(tmp_path, environment=seen, server={"device": "cuda"}, gpus=1) as server:
+    with Supervised(folder, scenario, environment=seen, server={"device": "cuda"}, gpus=1) as server:
         server.wait_for("state=serving")
+        yield server
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_stop_waits_for_the_memory(tmp_path: Path, freed: bool) -> None:
+    with serving_on_a_held_gpu(tmp_path) as server:
         began = time.monotonic()
         server.send(signal.SIGTERM)
         server.wait_for("state=draining")
         assert not wait_until(lambda: server.process.poll() is not None, 2)
         if freed:
-            environment(own, gpus=1)
+            environment(tmp_path / "driver", gpus=1)
         assert server.end() == 0
         assert server.states()[-2:] == ["draining", "stopped"]
         assert server.left() == []
@@ -76,11 +84,7 @@ def test_a_stop_waits_for_the_memory(tmp_path: Path, freed: bool) -> None:
 
 
 def test_a_second_signal_does_not_wait_for_the_memory(tmp_path: Path) -> None:
-    own = tmp_path / "driver"
-    own.mkdir()
-    seen = environment(own, gpus=1, gpu0=HELD)
-    with Supervised(tmp_path, environment=seen, server={"device": "cuda"}, gpus=1) as server:
-        server.wait_for("state=serving")
+    with serving_on_a_held_gpu(tmp_path) as server:
         server.send(signal.SIGTERM)
         server.wait_for("its GPUs are waited for")
         server.send(signal.SIGTERM)
@@ -89,12 +93,7 @@ def test_a_second_signal_does_not_wait_for_the_memory(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_in_the_drain_does_not_wait_for_the_memory_either(tmp_path: Path) -> None:
-    own = tmp_path / "driver"
-    own.mkdir()
-    seen = environment(own, gpus=1, gpu0=HELD)
-    stubborn = {"children_ignore_sigterm": True, "ignore_sigterm": True}
-    with Supervised(tmp_path, stubborn, environment=seen, server={"device": "cuda"}, gpus=1) as server:
-        server.wait_for("state=serving")
+    with serving_on_a_held_gpu(tmp_path, children_ignore_sigterm=True, ignore_sigterm=True) as server:
         server.send(signal.SIGTERM)
         server.wait_for("state=draining")
         server.send(signal.SIGTERM)

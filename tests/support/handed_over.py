@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from guarded_serve.supervisor import launch
 from guarded_serve.supervisor.run import SERVER_COMMAND
+from tests.support.answered_by import answered_by
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,21 +35,9 @@ def handed_over(
     command_lines: Sequence[Sequence[str]], folder: Path, environment: Mapping[str, str]
 ) -> list[HandedOver]:
     """For each of the launcher's command lines. A `--config` of the launcher's own making is kept in ``folder``."""
-    asked, answered = folder / "asked-launcher.json", folder / "answered-launcher.json"
-    asked.write_text(json.dumps([list(argv) for argv in command_lines]))
     path = os.pathsep.join(filter(None, (environment.get("PYTHONPATH", ""), str(ROOT))))
-    done = subprocess.run(
-        [sys.executable, __file__, str(asked), str(answered)],
-        check=False,
-        timeout=280,
-        capture_output=True,
-        text=True,
-        env={**environment, "PYTHONPATH": path},
-        cwd=folder,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the launcher ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-    answers = [HandedOver(**answer) for answer in json.loads(answered.read_text())]
+    told = answered_by(__file__, command_lines, folder, {**environment, "PYTHONPATH": path}, "launcher")
+    answers = [HandedOver(**answer) for answer in told]
     for answer in answers:
         if answer.environment is not None:  # the root was there for this module alone
             mine = answer.environment.get("PYTHONPATH", "").removesuffix(str(ROOT)).removesuffix(os.pathsep)
@@ -83,7 +71,7 @@ def _record(argv: list[str], folder: Path) -> HandedOver:
         try:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            launch_main(argv)
+            launch_main([*argv, "--guard-ignore", "host.port"])  # nothing is started: whoever has the port may keep it
             sys.stdout.flush()
         finally:
             for number, saved in enumerate(before, start=1):

@@ -12,7 +12,6 @@ import dataclasses
 import io
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,21 +25,9 @@ def resolved(
 
     Runs in ``folder``, where two at once need different names.
     """
-    asked, answered = folder / f"asked-{name}.json", folder / f"answered-{name}.json"
-    asked.write_text(json.dumps([list(argv) for argv in command_lines]))
-    done = subprocess.run(
-        [sys.executable, __file__, str(asked), str(answered)],
-        check=False,
-        timeout=280,
-        capture_output=True,
-        text=True,
-        env=dict(environment),
-        cwd=folder,
-    )
-    if done.returncode:
-        raise RuntimeError(f"resolving ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
-    answers: list[dict[str, Any]] = json.loads(answered.read_text())
-    return answers
+    from tests.support.answered_by import answered_by  # noqa: PLC0415 - the child, which runs this file, has no `tests`
+
+    return answered_by(__file__, command_lines, folder, environment, name)
 
 
 def _resolve(argv: list[str]) -> dict[str, Any]:
