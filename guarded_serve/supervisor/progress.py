@@ -10,18 +10,21 @@ import re
 FIRED_UP = b"The server is fired up and ready to roll!"
 
 _STAGES = (
-    (rb"Load weight begin", "loading weights"),
-    (rb"Load weight end", "weights loaded"),
-    # Up to 0.5.16 "cuda graph"; with the kind before it: "draft decode", "draft extend", "target verify" and so on.
-    (rb"Capture (?:.* )?draft .*CUDA graph begin", "capturing draft graphs"),
-    (rb"Capture (?:.* )?draft .*CUDA graph end", "draft graphs captured"),
-    (rb"Capture (?:.* )?CUDA graph begin", "capturing graphs"),
-    (rb"Capture (?:.* )?CUDA graph end", "graphs captured"),
-    (rb"Application startup complete", "warming up"),
+    (b"Load weight begin", "loading weights"),
+    (b"Load weight end", "weights loaded"),
+    (b"Application startup complete", "warming up"),
 )
-_PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), stage) for pattern, stage in _STAGES)
+# Up to 0.5.16 "cuda graph"; with the kind before it: "draft decode", "draft extend", "target verify" and so on.
+_GRAPHS = re.compile(rb"Capture (?P<kind>.* )?CUDA graph (?P<edge>begin|end)", re.IGNORECASE)
 
 
 def stage_of(line: bytes) -> str | None:
     """The step of the start-up that this line begins, for a person; None for any other line."""
-    return next((stage for pattern, stage in _PATTERNS if pattern.search(line)), None)
+    for marker, stage in _STAGES:
+        if marker in line:
+            return stage
+    found = _GRAPHS.search(line)
+    if found is None:
+        return None
+    graphs = "draft graphs" if b"draft" in (found["kind"] or b"").lower() else "graphs"
+    return f"capturing {graphs}" if found["edge"].lower() == b"begin" else f"{graphs} captured"
