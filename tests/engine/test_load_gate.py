@@ -159,7 +159,7 @@ def test_an_unreadable_parameter_ends_the_judging_and_not_the_load(
     monkeypatch.setitem(sys.modules, "sglang.srt.model_loader.weight_utils", utilities)
     gate = LoadGate()
     drafter = gate.hook(lambda config: Drafter(), SimpleNamespace(is_draft_model=True))
-    drafter.lazy = torch.nn.UninitializedParameter()  # as GGUF's are
+    drafter.lm_head.lazy = torch.nn.UninitializedParameter()  # as GGUF's are, and after others that are wrapped by then
     before = drafter.model.qkv_proj.weight.weight_loader
     weights = _weights()
     drafter.load_weights(weights)

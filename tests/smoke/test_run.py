@@ -83,6 +83,7 @@ def test_a_bad_drafter_ends_early_and_still_writes_everything(tmp_path: Path, pr
     assert code == 65, said
     assert "the aux layers are shifted by +1" in said
     assert "ended early" in said
+    assert "baseline: " not in said, "a drafter that acceptance refuses needs none"
     assert not (tmp_path / "record.json").exists()
     assert {path.name for path in report.iterdir()} >= {"result.json", "junit.xml", "result.md", "result.html"}
     failed = Xml.parse(report / "junit.xml").getroot().findall(".//testcase[failure]")
