@@ -13,6 +13,7 @@ import pytest
 
 from guarded_serve.engine.targets import PLAIN_WORKER, SCHEDULER, WORKERS, worker_name
 from guarded_serve.engine_link import BUILD
+from guarded_serve.supervisor.launch import _DRAFTING
 
 SGLANG = importlib.util.find_spec("sglang")
 pytestmark = pytest.mark.skipif(SGLANG is None, reason="SGLang is not installed")
@@ -167,3 +168,20 @@ def test_a_worker_is_looked_up_along_its_bases() -> None:
     assert worker_name(FrozenKVMTPWorkerV2()) == "FrozenKVMTPWorkerV2"
     assert worker_name(SomethingElse()) is None
     assert WORKERS[PLAIN_WORKER].counts is None
+
+
+def test_the_last_pipeline_stage_alone_has_the_drafter() -> None:
+    """So the launcher asks no other stage for the account of its load."""
+    source = (_source_root() / "srt/speculative/eagle_worker_v2.py").read_text()
+    assert re.search(r"self\._hosts_draft = .*pp_group\.is_last_rank", source)
+
+
+def test_algorithms_with_a_second_model_are_sglangs() -> None:
+    tree = ast.parse((_source_root() / "srt/speculative/spec_info.py").read_text())
+    (names,) = (
+        node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "SpeculativeAlgorithm"
+    )
+    known = {target.id for line in names.body if isinstance(line, ast.Assign) for target in line.targets}  # type: ignore[attr-defined]
+    assert {"EAGLE3", "NGRAM"} <= known
+    # NEXTN is SGLang's other word for EAGLE; the rest draft without a second model.
+    assert set(_DRAFTING) - {"NEXTN"} == known - {"UNO", "NGRAM", "NONE"}

@@ -126,7 +126,7 @@ def main(pythons: Sequence[str]) -> None:
     columns: dict[str, Mapping[str, Row]] = {}
     for python in pythons:
         with tempfile.TemporaryDirectory() as folder:
-            grid = load_grid(Path(folder), python)
+            grid = load_grid(Path(folder), str(Path(python).absolute()))  # a link into an environment must stay one
             columns[grid.version] = grid.rows
     text = PAGE.read_text()
     PAGE.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{table(columns)}{END}", text, flags=re.DOTALL))
