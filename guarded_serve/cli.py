@@ -1,8 +1,9 @@
 """The command line: finds the subcommand, parses its flags, calls it, and turns what comes back into an exit code.
 
 A subcommand is a module of `guarded_serve.commands` with ``SUMMARY``, ``add_arguments(parser)`` and
-``run(options, sglang_flags) -> int``. Only the one that is asked for is imported. Our own flags are matched whole
-wherever they stand; for commands that describe a deployment, everything else goes on to SGLang's parser untouched.
+``run(options, sglang_flags) -> int``; one with actions is a package with ``SUMMARY`` and ``ACTIONS``, a module of that
+kind for each. Only the one that is asked for is imported. Our own flags are matched whole wherever they stand; for
+commands that describe a deployment, everything else goes on to SGLang's parser untouched.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from guarded_serve import __version__
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.profile.guard_options import add_guard_options
-from guarded_serve.profile.wording import nearest
+from guarded_serve.profile.wording import meant, nearest
 
 PROGRAM = "guarded-serve"
 COMMANDS = ("launch", "check", "smoke", "report", "top", "inspect", "holders", "profile")
 """In the order of `--help`; one that has no module is not there."""
 
-TAKE_SGLANG_FLAGS = ("launch", "check", "smoke", "holders", "profile")
+TAKE_SGLANG_FLAGS = ("launch", "check", "smoke", "holders", "profile.new", "profile.show")
 """Commands about a deployment: they take all guard options, and SGLang's flags after their own."""
 
 DEBUG_VARIABLE = "GUARDED_SERVE_DEBUG"
@@ -67,7 +69,12 @@ def _guarded(body: Callable[[], int]) -> int:
 
 def available() -> dict[str, str]:
     """The commands that exist, with their summaries, read without importing them."""
-    return {name: _summary(_FOLDER / f"{name}.py") for name in COMMANDS if (_FOLDER / f"{name}.py").is_file()}
+    return {name: _summary(path) for name in COMMANDS if (path := _file(name)).is_file()}
+
+
+def _file(name: str) -> Path:
+    package = _FOLDER / name / "__init__.py"
+    return package if package.is_file() else _FOLDER / f"{name}.py"
 
 
 def split(argv: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
@@ -119,7 +126,23 @@ class _Parser(argparse.ArgumentParser):
         return f"{text}\n{self.more_help()}" if self.more_help else text
 
     def error(self, message: str) -> NoReturn:
-        _complain(f"{self.prog}: {message}", f"`{self.prog} --help` shows what it takes")
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        hint = meant(unknown, self._option_string_actions)
+        _complain(f"{self.prog}: {message}", hint or f"`{self.prog} --help` shows what it takes")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = nearest(str(value), map(str, action.choices or ()))
+            if near is None:
+                raise
+            _complain(f"{self.prog}: {error}", f"did you mean {near}?")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> object:
+        if not arg_string and action.nargs != "?":  # `--profile=$UNSET` is no wish for a launch without one
+            raise argparse.ArgumentError(action, f"expected {action.metavar or 'a value'}, found nothing")
+        return super()._get_value(action, arg_string)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         if message:
@@ -139,14 +162,16 @@ def _dispatch(argv: list[str]) -> int:
     if name.startswith("-"):
         _complain(f"{PROGRAM}: {name} is no command", f"SGLang's flags go to `{PROGRAM} launch {name} ...`")
     if name not in commands:
-        near = nearest(name, commands)
-        _complain(f"{PROGRAM}: {name} is no command", f"did you mean {near}?" if near else _known(commands))
+        serve = f"`{PROGRAM} launch --profile {name}` serves it" if name.lower().endswith(".toml") else None
+        _complain(f"{PROGRAM}: {name} is no command", serve or _one_of(name, commands))
     return run_command(name, rest, f"{PROGRAM} {name}")
 
 
 def run_command(name: str, argv: Sequence[str], program: str) -> int:
     """Import one subcommand, parse its arguments and run it."""
     command = importlib.import_module(f"guarded_serve.commands.{name}")
+    if hasattr(command, "ACTIONS"):
+        return _run_action(command, argv, program)
     takes_flags = name in TAKE_SGLANG_FLAGS
     parser = _Parser(
         prog=program,
@@ -161,13 +186,29 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
         parser.more_help = _sglang_help
     add_guard_options(parser, profile_only=not takes_flags)
     command.add_arguments(parser)
+    parser.set_defaults(own_flags=tuple(parser._option_string_actions))
     own, rest = split(argv, parser)
-    if rest and not takes_flags:
-        near = nearest(rest[0].partition("=")[0], parser._option_string_actions)
-        _complain(
-            f"{program}: it does not take {rest[0]}", f"did you mean {near}?" if near else f"see `{program} --help`"
-        )
+    words = itertools.takewhile(lambda word: word != "--", rest)
+    # SGLang has no flag of this kind, whichever version is installed, or none.
+    wrong = [word for word in words if word.startswith("--guard-")] if takes_flags else rest[:1]
+    if wrong:
+        hint = meant(wrong, parser._option_string_actions)
+        _complain(f"{program}: it does not take {' '.join(wrong)}", hint or f"`{program} --help` shows what it takes")
     return int(command.run(parser.parse_args(own), rest))
+
+
+def _run_action(command: ModuleType, argv: Sequence[str], program: str) -> int:
+    """The first word says which of the command's actions; each has flags and a help of its own."""
+    folder, name = Path(str(command.__file__)).parent, command.__name__.rpartition(".")[2]
+    actions = {action: _summary(folder / f"{action}.py") for action in command.ACTIONS}
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_action_overview(program, command.SUMMARY, actions))
+        return ExitCode.OK if argv else ExitCode.USAGE
+    if argv[0].startswith("-"):
+        _complain(f"{program}: expected an action before {argv[0]}", _known(actions))
+    if argv[0] not in actions:
+        _complain(f"{program}: {argv[0]} is no action", _one_of(argv[0], actions))
+    return run_command(f"{name}.{argv[0]}", argv[1:], f"{program} {argv[0]}")
 
 
 def _sglang_help() -> str:
@@ -178,22 +219,45 @@ def _sglang_help() -> str:
 
 
 def _overview(commands: dict[str, str]) -> str:
-    width = max((len(name) for name in commands), default=0)
     lines = [
         f"usage: {PROGRAM} COMMAND [options] [SGLang's flags]",
         "",
         "SGLang's server with guardrails: it starts only when the deployment can be right.",
         "",
         "commands:",
-        *(f"  {name:<{width}}  {summary}" for name, summary in commands.items()),
+        *_table(commands),
         "",
         f"`{PROGRAM} COMMAND --help` shows a command's options; --version the version.",
     ]
     return "\n".join(lines)
 
 
-def _known(commands: dict[str, str]) -> str:
-    return f"there are {', '.join(commands)}"
+def _action_overview(program: str, summary: str, actions: dict[str, str]) -> str:
+    lines = [
+        f"usage: {program} ACTION [options]",
+        "",
+        summary,
+        "",
+        "actions:",
+        *_table(actions),
+        "",
+        f"`{program} ACTION --help` shows an action's options.",
+    ]
+    return "\n".join(lines)
+
+
+def _table(summaries: dict[str, str]) -> list[str]:
+    width = max(map(len, summaries), default=0)
+    return [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
+
+
+def _one_of(name: str, known: dict[str, str]) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else _known(known)
+
+
+def _known(names: dict[str, str]) -> str:
+    return f"there are {', '.join(names)}"
 
 
 def _summary(path: Path) -> str:

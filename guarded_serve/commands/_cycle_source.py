@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.profile.load import load_profile
+from guarded_serve.profile.wording import neighbour
+
+WHERE = "a server writes them into its profile's timing.directory, or where --guard-cycles says"
+EXPECTED = "a folder that holds cycles-RANK-NUMBER.jsonl, or such a file"
 
 
 class Unusable(Exception):
     """The command line or the profile names nothing to read. ``code`` is what to exit with."""
 
-    def __init__(self, code: ExitCode, message: str) -> None:
+    def __init__(self, code: ExitCode, message: str, **evidence: str | None) -> None:
         super().__init__(message)
         self.code = code
+        self.evidence = evidence
 
 
 def baseline(text: str) -> tuple[int, float]:
@@ -53,18 +57,39 @@ def source(options: argparse.Namespace) -> tuple[list[Path], dict[int, float]]:
         errors = [finding for finding in loaded.findings if finding.severity.value == "error"]
         if errors:
             first = errors[0]
-            raise Unusable(first.exit_code, f"{first.where or given}: {first.message}")
+            evidence = {"expected": first.expected, "found": first.found, "remedy": first.remedy}
+            raise Unusable(first.exit_code, f"{first.where or given}: {first.message}", **evidence)
         baselines = {**loaded.profile.break_even.baseline_tok_s, **baselines}
         if not paths and loaded.profile.timing.directory is not None:
             paths = [loaded.profile.timing.directory]
     if not paths:
         raise Unusable(
-            ExitCode.USAGE, "name cycle files or folders, or a --profile whose timing.directory says where they are"
+            ExitCode.USAGE,
+            "no cycle log is named",
+            expected="cycle files or folders, or a --profile whose timing.directory says where they are",
+            found="a profile without timing.directory" if given is not None else "neither",
+            remedy=WHERE,
         )
     return paths, baselines
 
 
-def fail(command: str, code: ExitCode, message: str) -> ExitCode:
-    """One line on standard error."""
-    print(f"guarded-serve {command}: {message}", file=sys.stderr)
-    return code
+def missing(path: Path) -> Unusable:
+    """A path that is not there, with what was most likely meant."""
+    return Unusable(
+        ExitCode.MISSING,
+        f"{path} does not exist",
+        expected=EXPECTED,
+        found="nothing of that name",
+        remedy=neighbour(path) or WHERE,
+    )
+
+
+def unreadable(error: PermissionError) -> Unusable:
+    """A path that may not be read."""
+    return Unusable(
+        ExitCode.PERMISSION,
+        f"{error.filename} may not be read by this user",
+        expected="a file that this user may read, in folders that it may enter",
+        found=error.strerror,
+        remedy="run as the user that the server runs as, or as one of its group",
+    )

@@ -12,6 +12,7 @@ from guarded_serve.checks.formats import FORMATS
 from guarded_serve.checks.interface import FAMILIES
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Report
+from guarded_serve.profile.wording import nearest
 
 if TYPE_CHECKING:
     from guarded_serve.facts.model import ModelFacts
@@ -48,7 +49,9 @@ def families(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in FAMILIES]
     if unknown or not names:
         wrong = f"no such family: {', '.join(unknown)}" if unknown else "no family named"
-        raise argparse.ArgumentTypeError(f"{wrong}; choose from {', '.join(FAMILIES)}")
+        near = [nearest(name, FAMILIES) for name in unknown]
+        hint = f"did you mean {', '.join(filter(None, near))}?" if all(near) and near else "choose from"
+        raise argparse.ArgumentTypeError(f"{wrong}; {hint} ({', '.join(FAMILIES)})")
     return names
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from guarded_serve.exit_codes import ExitCode
+from guarded_serve.exit_codes import ExitCode, most_telling
 from guarded_serve.facts.environment import server_view
 from guarded_serve.facts.gpu import MIB, Driver, ask_driver
 from guarded_serve.facts.gpu_choice import choose_gpus
@@ -19,7 +19,9 @@ from guarded_serve.facts.gpu_holders import Holder, Holders, Leftover, find_hold
 from guarded_serve.facts.gpus import cards_of
 from guarded_serve.facts.processes import PROC
 from guarded_serve.facts.terminate import Ended, end_processes
+from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment
+from guarded_serve.profile.wording import finding_text
 
 _FREEING_S = 20.0
 _LOOK_AGAIN_S = 0.2
@@ -65,7 +67,11 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     if options.any_user and os.geteuid() != 0:
         print("guarded-serve holders: --any-user needs root", file=sys.stderr)
         return ExitCode.PERMISSION
-    asked = _deployment(options, sglang_flags)
+    asked, wrong = _deployment(options, sglang_flags)
+    for finding in wrong:
+        print(finding_text(finding), file=sys.stderr)
+    if wrong:
+        return most_telling(finding.exit_code for finding in wrong)
     driver, judged, found = look(asked, any_user=options.any_user)
     ended: tuple[Ended, ...] = ()
     wanted = [one for one in judged if one.ends]
@@ -83,13 +89,18 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     return _code(driver, judged, ended, terminated=options.terminate and not options.dry_run)
 
 
-def _deployment(options: argparse.Namespace, sglang_flags: list[str]) -> Deployment | None:
-    """What was asked for, or None for all GPUs; a profile's errors are the business of `check`."""
+def _deployment(options: argparse.Namespace, sglang_flags: list[str]) -> tuple[Deployment | None, list[Finding]]:
+    """What was asked for, or None for all GPUs, and what the flags have wrong.
+
+    What a deployment lacks, and a profile's other errors, are the business of `check`.
+    """
     if not sglang_flags and not getattr(options, "profile", None):
-        return None
+        return None, []
     from guarded_serve.profile.resolve import resolve_options  # noqa: PLC0415 - not needed for all GPUs
 
-    return resolve_options(options, sglang_flags).deployment
+    resolution = resolve_options(options, sglang_flags)
+    found = (one for one in resolution.findings if one.check in ("profile.flags", "profile.file"))
+    return resolution.deployment, [one for one in found if one.severity is Severity.ERROR]
 
 
 def look(asked: Deployment | None, *, any_user: bool = False) -> tuple[Driver, tuple[Judged, ...], Holders]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from guarded_serve.commands._cycle_source import Unusable, add_source, fail, source
+from guarded_serve.commands._cycle_source import EXPECTED, WHERE, Unusable, add_source, missing, source, unreadable
+from guarded_serve.commands._fail import fail
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.profile.wording import meant
 from guarded_serve.timing.html import to_html
 from guarded_serve.timing.pictures import NoMatplotlib
 from guarded_serve.timing.reader import NoCycles, find_files, summarise
 from guarded_serve.timing.report import report, to_json, to_text
+from guarded_serve.timing.summary import Summary
 
 SUMMARY = "percentiles, shares, accept length and break-even from cycle files"
 
@@ -24,23 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Print the report. 64: a wrong command line; 66: no such file, or no record in it; 77: not readable."""
-    if sglang_flags:
-        return fail("report", ExitCode.USAGE, f"it does not take {sglang_flags[0]}")
     try:
         paths, baselines = source(options)
-        files = find_files(paths)
-        summary = summarise(files)
+        files, summary = _read(paths)
     except Unusable as error:
-        return fail("report", error.code, str(error))
-    except FileNotFoundError as error:
-        return fail("report", ExitCode.MISSING, f"{error.filename} does not exist")
-    except NoCycles as error:
-        return fail("report", ExitCode.MISSING, str(error))
-    except PermissionError as error:
-        return fail("report", ExitCode.PERMISSION, f"{error.filename} may not be read by this user")
-    if not summary.records:
-        bad = f" ({summary.bad_lines} lines are something else)" if summary.bad_lines else ""
-        return fail("report", ExitCode.MISSING, f"no cycle record in {', '.join(map(str, files))}{bad}")
+        return fail("report", error.code, str(error), **error.evidence)
     reports = report(summary, baselines)
     if options.html is not None:
         try:
@@ -48,7 +39,36 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         except NoMatplotlib as error:
             return fail("report", ExitCode.USAGE, f"--html: {error}")
         except OSError as error:
-            return fail("report", ExitCode.PERMISSION, f"--html: {options.html} cannot be written: {error.strerror}")
+            return fail(
+                "report",
+                ExitCode.PERMISSION,
+                f"--html: {options.html} cannot be written",
+                expected="a file in a folder that this user may write",
+                found=error.strerror,
+                remedy="name another file",
+            )
     shape = to_json if options.format == "json" else to_text
     print(shape(summary, reports, len(files)))
     return ExitCode.OK
+
+
+def _read(paths: list[Path]) -> tuple[list[Path], Summary]:
+    """The cycle files and what they say. Raises Unusable."""
+    try:
+        files = find_files(paths)
+        summary = summarise(files)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise missing(Path(error.filename)) from None
+    except NoCycles as error:
+        raise Unusable(ExitCode.MISSING, str(error), expected=EXPECTED, found="none", remedy=WHERE) from None
+    except PermissionError as error:
+        raise unreadable(error) from None
+    if not summary.records:
+        raise Unusable(
+            ExitCode.MISSING,
+            f"no cycle record in {', '.join(map(str, files))}",
+            expected=EXPECTED,
+            found=f"{summary.bad_lines} lines are something else" if summary.bad_lines else "no line",
+            remedy=meant(map(str, paths), ()) or WHERE,
+        )
+    return files, summary

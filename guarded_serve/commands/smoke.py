@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from guarded_serve.exit_codes import ExitCode
+from guarded_serve.commands._fail import fail
+from guarded_serve.exit_codes import ExitCode, most_telling
+from guarded_serve.profile.wording import finding_text
 
 if TYPE_CHECKING:
     from guarded_serve.profile.deployment import Deployment
@@ -58,19 +60,27 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     from guarded_serve.supervisor.secrets import with_api_key  # noqa: PLC0415
 
     resolution = resolve_options(options, sglang_flags, known_checks={check.name for check in CHECKS})
+
+    def wrong(code: ExitCode, message: str, **evidence: str | None) -> int:
+        """What else is wrong is said with it: one look at the screen, not one for each fault."""
+        for finding in resolution.findings:
+            print(finding_text(finding), file=sys.stderr)
+        return most_telling((fail("smoke", code, message, **evidence), resolution.exit_code()))
+
     try:
         deployment = with_api_key(resolution.deployment)
     except (OSError, ValueError) as error:
-        return _wrong(f"the API key cannot be read: {error}", ExitCode.MISSING)
+        code = ExitCode.PERMISSION if isinstance(error, PermissionError) else ExitCode.MISSING
+        return wrong(code, f"the API key cannot be read: {error}")
     section = deployment.profile.smoke
     source = options.prompts or deployment.profile.probe.prompts
     try:
         prompts = load_prompts(source)
         contestants = _contestants(options, deployment)
     except BadPrompts as error:
-        return _wrong(str(error), ExitCode.MISSING if error.missing else ExitCode.PROFILE)
-    except ValueError as error:
-        return _wrong(str(error), ExitCode.USAGE)
+        return wrong(error.code, str(error))
+    except _NoContestant as error:
+        return wrong(ExitCode.USAGE, str(error), **error.evidence)
     plan = Plan(
         prompts,
         options.batch_sizes or section.batch_sizes,
@@ -95,24 +105,50 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     return _write(result, options)
 
 
+class _NoContestant(Exception):
+    """The command line names nothing that can be measured."""
+
+    def __init__(self, message: str, **evidence: str | None) -> None:
+        super().__init__(message)
+        self.evidence = evidence
+
+
 def _contestants(options: argparse.Namespace, deployment: Deployment) -> Sequence[Contestant]:
-    """Raises ValueError for what the command line has wrong."""
+    """Raises _NoContestant for what the command line has wrong."""
     from guarded_serve.smoke.run import SWEEP, Contestant, sweep_settings  # noqa: PLC0415
 
     own = deployment.get("speculative_draft_model_path")
     drafter = options.drafter or own
     if not deployment.get("speculative_algorithm"):
-        raise ValueError("there is no drafter to test: neither profile nor flags set speculative_algorithm")
+        raise _NoContestant(
+            "there is no drafter to test: neither profile nor flags set speculative_algorithm",
+            expected="a deployment with a drafter",
+            found=f"the profile {deployment.profile_path}, without one" if deployment.profile_path else "no profile",
+            remedy="give --profile FILE, or SGLang's flags: --model-path, --speculative-algorithm and so on",
+        )
     if not drafter:
-        raise ValueError("there is no drafter to test: give --drafter DIR or set speculative_draft_model_path")
+        raise _NoContestant(
+            "there is no drafter to test",
+            expected="a drafter's folder or hub id",
+            found="neither --drafter nor speculative_draft_model_path",
+            remedy="give --drafter DIR or set speculative_draft_model_path",
+        )
     drafters = [str(drafter), *options.compare]
     labels = _labels(drafters)
     if options.sweep is None:
         return [Contestant(label, path) for label, path in zip(labels, drafters, strict=True)]
     if options.compare:
-        raise ValueError("--sweep measures settings of one drafter: leave --compare out")
+        raise _NoContestant(
+            "--sweep measures settings of one drafter",
+            expected="--sweep or --compare",
+            found="both",
+            remedy="leave --compare out",
+        )
     texts = options.sweep.split(",") if options.sweep else SWEEP
-    return [Contestant(text, str(drafter), sweep_settings(text)) for text in texts]
+    try:
+        return [Contestant(text, str(drafter), sweep_settings(text)) for text in texts]
+    except ValueError as error:
+        raise _NoContestant(f"--sweep: {error}", remedy="separate several by commas, as in 3/1/4,2/1/3") from None
 
 
 def _labels(drafters: Sequence[str]) -> list[str]:
@@ -161,11 +197,6 @@ def _write(result: Result, options: argparse.Namespace) -> int:
     except OSError as error:
         to_stderr(f"cannot write {error.filename}: {error.strerror}")
         return code if code is not ExitCode.OK else ExitCode.PERMISSION
-    return code
-
-
-def _wrong(message: str, code: ExitCode) -> int:
-    print(f"guarded-serve smoke: {message}", file=sys.stderr)
     return code
 
 

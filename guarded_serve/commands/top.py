@@ -9,8 +9,10 @@ import time
 from rich.console import Console
 from rich.live import Live as Screen
 
-from guarded_serve.commands._cycle_source import Unusable, add_source, fail, source
+from guarded_serve.commands._cycle_source import Unusable, add_source, missing, source, unreadable
+from guarded_serve.commands._fail import fail
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.profile.wording import meant
 from guarded_serve.timing.live import Live
 from guarded_serve.timing.screen import render
 from guarded_serve.timing.tail import Tail
@@ -29,21 +31,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Until interrupted. 64: a wrong command line; 66: no such folder; 77: not readable."""
-    if sglang_flags:
-        return fail("top", ExitCode.USAGE, f"it does not take {sglang_flags[0]}")
     if options.window <= 0 or options.refresh <= 0:
-        return fail("top", ExitCode.USAGE, "--window and --refresh must be above 0 seconds")
+        return fail(
+            "top",
+            ExitCode.USAGE,
+            "--window and --refresh must be above 0 seconds",
+            expected="seconds above 0",
+            found=f"--window {options.window:g}, --refresh {options.refresh:g}",
+            remedy="leave them out: the defaults are 10 and 1",
+        )
     try:
         paths, baselines = source(options)
+        if len(paths) == 1 and not paths[0].exists():
+            raise missing(paths[0])
         if len(paths) != 1 or not paths[0].is_dir():
-            missing = not paths[0].exists()
-            why = "does not exist" if missing else "is not one folder: top follows the folder of one server's cycle log"
-            return fail("top", ExitCode.MISSING if missing else ExitCode.USAGE, f"{', '.join(map(str, paths))} {why}")
+            raise Unusable(
+                ExitCode.USAGE,
+                f"{', '.join(map(str, paths))} is not one folder: top follows the folder of one server's cycle log",
+                expected="one folder",
+                found=f"{len(paths)} paths" if len(paths) != 1 else "a file",
+                remedy=meant(map(str, paths), ()) or "name the folder that the files are in",
+            )
         return _watch(Tail(paths[0]), Live(baselines, kept_s=options.window), str(paths[0]), options)
     except Unusable as error:
-        return fail("top", error.code, str(error))
+        return fail("top", error.code, str(error), **error.evidence)
     except PermissionError as error:
-        return fail("top", ExitCode.PERMISSION, f"{error.filename} may not be read by this user")
+        closed = unreadable(error)
+        return fail("top", closed.code, str(closed), **closed.evidence)
     except KeyboardInterrupt:
         return ExitCode.OK
 

@@ -32,6 +32,8 @@ def impossible_combinations(loaded: LoadedProfile, get: Get, is_set: Callable[[s
             "profile.combination",
             ("env", ENVIRONMENT_KEY),
             f"{ENVIRONMENT_KEY} is what the launcher tells its plugin by; a profile cannot set it",
+            expected=f"no {ENVIRONMENT_KEY} in [env]",
+            found=f"{ENVIRONMENT_KEY} in [env]",
             remedy="leave the key out",
         )
 
@@ -102,6 +104,8 @@ def _cpu_engine(loaded: LoadedProfile, get: Get) -> Iterator[Finding]:
             "profile.combination",
             ("gpus", "devices"),
             "gpus.devices names GPUs, but engine.cpu_kernels runs the server on the CPU",
+            expected='devices = "visible", or no engine.cpu_kernels',
+            found=literal(list(loaded.profile.gpus.devices)),
             remedy="leave one of the two out",
         )
 
@@ -116,6 +120,7 @@ def _gpus(loaded: LoadedProfile, get: Get, is_set: Callable[[str], bool]) -> Ite
             ("env", "CUDA_VISIBLE_DEVICES"),
             "[env] CUDA_VISIBLE_DEVICES and gpus.devices both choose the GPUs",
             expected="one of the two",
+            found="both",
             remedy="leave CUDA_VISIBLE_DEVICES out: the launcher sets it from gpus.devices",
         )
     twice = sorted({str(device) for device in devices if devices.count(device) > 1})
@@ -124,6 +129,7 @@ def _gpus(loaded: LoadedProfile, get: Get, is_set: Callable[[str], bool]) -> Ite
             "profile.combination",
             ("gpus", "devices"),
             f"gpus.devices names {', '.join(twice)} more than once",
+            expected="each GPU once",
             found=literal(list(devices)),
             remedy="name each GPU once",
         )
@@ -162,6 +168,7 @@ def _drafter(loaded: LoadedProfile, get: Get, is_set: Callable[[str], bool]) -> 
             f"{steps + 1} (steps and the bonus token)",
             expected=f"at most {steps + 1}",
             found=literal(least),
+            remedy="lower it, or raise speculative_num_steps",
         )
 
 
@@ -173,6 +180,7 @@ def _ports_and_sizes(loaded: LoadedProfile, get: Get) -> Iterator[Finding]:
             ("metrics", "port"),
             f"metrics.port and the server's port are both {port}",
             expected="two ports",
+            found=f"{port} twice",
             remedy="choose another metrics.port, or 0 for SGLang's own /metrics alone",
         )
     most = get("max_running_requests")
@@ -187,6 +195,7 @@ def _ports_and_sizes(loaded: LoadedProfile, get: Get) -> Iterator[Finding]:
             f"but the server runs at most {most} requests at once",
             expected=f"at most {most} (server.max_running_requests)",
             found=literal(list(loaded.profile.smoke.batch_sizes)),
+            remedy="leave those out, or raise max_running_requests",
         )
 
 

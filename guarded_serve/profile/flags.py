@@ -20,7 +20,21 @@ from guarded_serve.profile.wording import found, listed
 
 
 class FlagError(Exception):
-    """A command line that SGLang would refuse, in argparse's words."""
+    """A command line that SGLang would refuse, in argparse's words.
+
+    ``action`` is the setting whose value is wrong, ``unknown`` are the words that no flag takes.
+    """
+
+    def __init__(self, message: str, *, action: Action | None = None, unknown: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.action = action
+        self.unknown = tuple(unknown)
+
+    @property
+    def found(self) -> str | None:
+        """The value that was given, where argparse quotes it."""
+        quoted = re.search(r"invalid [\w ]+: ('.*?'|\".*?\")", str(self), re.IGNORECASE)
+        return quoted[1] if quoted else "no value" if "expected" in str(self) else None
 
 
 class Mismatch(Exception):
@@ -54,16 +68,23 @@ class FlagParser:
 
     def __init__(self, dump: ParserDump) -> None:
         self.dump = dump
-        self._parser = _Parser(prog="sglang serve", argument_default=argparse.SUPPRESS, add_help=False)
+        self._parser = _Parser(
+            prog="sglang serve", argument_default=argparse.SUPPRESS, add_help=False, exit_on_error=False
+        )
         self._parser.add_argument("-h", "--help", action=_Help, nargs=0)
         for action in dump.actions:
             _add(self._parser, action)
 
     def parse(self, argv: Sequence[str]) -> Parsed:
         """What a command line sets. Raises FlagError; unknown flags are an error of an installed SGLang only."""
-        namespace, unknown = self._parser.parse_known_args(list(argv), argparse.Namespace(given={}))
+        try:
+            namespace, unknown = self._parser.parse_known_args(list(argv), argparse.Namespace(given={}))
+        except argparse.ArgumentError as error:
+            first = (error.argument_name or "").partition("/")[0]
+            action = next((action for action in self.dump.actions if first in action.options), None)
+            raise FlagError(str(error), action=action) from None
         if unknown and self.dump.installed:
-            raise FlagError(f"unrecognized arguments: {' '.join(unknown)}")
+            raise FlagError(f"unrecognized arguments: {' '.join(unknown)}", unknown=unknown)
         return Parsed(namespace.given, tuple(unknown))
 
     def parse_setting(self, action: Action, tokens: Sequence[str]) -> Any:

@@ -21,13 +21,15 @@ from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.model import Profile, Section, sections
 from guarded_serve.profile.secret_names import MASK, is_secret_name
 from guarded_serve.profile.toml_lines import Lines, find_lines
-from guarded_serve.profile.wording import expected, found, kind, literal, nearest
+from guarded_serve.profile.wording import expected, found, kind, literal, nearest, neighbour
+from guarded_serve.profile.write import toml_value
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+_FILE = "a TOML file"
 _MOST_SYNTAX_ERRORS = 20
 _MOST_LEVELS = 50  # whoever walks the document may call itself so many times over
 
@@ -65,9 +67,25 @@ def load_profile(path: Path) -> LoadedProfile:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        return _unreadable(path, "profile.file", f"there is no profile {shown}", ExitCode.MISSING, _like(path))
-    except PermissionError:
-        return _unreadable(path, "profile.file", f"the profile {shown} may not be read", ExitCode.PERMISSION, None)
+        return _unreadable(
+            path,
+            "profile.file",
+            f"there is no profile {shown}",
+            ExitCode.MISSING,
+            expected=_FILE,
+            found="nothing of that name",
+            remedy=neighbour(path, "*.toml") or "`guarded-serve profile new` writes one from SGLang flags",
+        )
+    except PermissionError as error:
+        return _unreadable(
+            path,
+            "profile.file",
+            f"the profile {shown} may not be read",
+            ExitCode.PERMISSION,
+            expected="a file that this user may read, in folders that it may enter",
+            found=str(error.strerror),
+            remedy=f"let user {os.geteuid()} read it, or run as its owner",
+        )
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         return _unreadable(
@@ -75,20 +93,46 @@ def load_profile(path: Path) -> LoadedProfile:
             "profile.syntax",
             f"the profile is not UTF-8: {error.reason}",
             ExitCode.PROFILE,
-            None,
             f"{shown}:{line}",
+            expected="UTF-8, as all TOML",
+            found=f"the byte 0x{error.object[error.start]:02x}",
+            remedy=f"save it as UTF-8: `iconv -f latin1 -t utf-8 {shown}` if it is Latin-1",
+        )
+    except IsADirectoryError:
+        inside = sorted(entry.name for entry in path.glob("*.toml"))
+        return _unreadable(
+            path,
+            "profile.file",
+            f"{shown} is a folder and no profile",
+            ExitCode.PROFILE,
+            expected=_FILE,
+            found="a folder",
+            remedy=f"name a file in it, such as {path / inside[0]}" if inside else "name a file",
         )
     except OSError as error:
-        return _unreadable(path, "profile.file", f"{shown} cannot be read: {error.strerror}", ExitCode.PROFILE, None)
+        return _unreadable(
+            path,
+            "profile.file",
+            f"the profile {shown} cannot be read: {error.strerror}",
+            ExitCode.MISSING if isinstance(error, NotADirectoryError) else ExitCode.PROFILE,
+            expected=_FILE,
+            found=str(error.strerror),
+            remedy="correct the path" if isinstance(error, NotADirectoryError) else "see that it can be read",
+        )
 
     try:
         return _read(text.replace("\r\n", "\n"), path, shown)
     except RecursionError:
-        message, remedy = (
+        return _unreadable(
+            path,
+            "profile.syntax",
             "the profile is nested too deeply to be read",
-            "a profile has tables and lists, two levels deep",
+            ExitCode.PROFILE,
+            f"{shown}:{_deepest(text)}",
+            expected="tables and lists, two levels deep",
+            found=f"more than {_MOST_LEVELS} levels",
+            remedy="take the brackets out that are too many",
         )
-        return _unreadable(path, "profile.syntax", message, ExitCode.PROFILE, remedy, f"{shown}:{_deepest(text)}")
 
 
 def _read(text: str, path: Path, shown: str) -> LoadedProfile:
@@ -123,21 +167,10 @@ def _line(where: str | None) -> int:
 
 
 def _unreadable(
-    path: Path, check: str, message: str, code: ExitCode, remedy: str | None, where: str | None = None
+    path: Path, check: str, message: str, code: ExitCode, where: str | None = None, **evidence: Any
 ) -> LoadedProfile:
-    finding = Finding(check, Severity.ERROR, message, where=where or str(path), remedy=remedy, exit_code=code)
+    finding = Finding(check, Severity.ERROR, message, where=where or str(path), exit_code=code, **evidence)
     return LoadedProfile(path=path, shown=str(path), findings=(finding,))
-
-
-def _like(path: Path) -> str:
-    try:
-        beside = sorted(entry.name for entry in path.parent.glob("*.toml"))
-    except OSError:
-        beside = []
-    near = nearest(path.name, beside)
-    if near:
-        return f"did you mean {path.parent / near}?"
-    return "`guarded-serve profile new` writes one from SGLang flags"
 
 
 def _parse(text: str, shown: str) -> tuple[dict[str, Any], list[Finding], str]:
@@ -159,7 +192,8 @@ def _parse(text: str, shown: str) -> tuple[dict[str, Any], list[Finding], str]:
                 "profile.syntax",
                 Severity.ERROR,
                 f"not valid TOML: {message}",
-                found=text.split("\n")[first - 1].strip()[:80] or None,
+                expected="`key = value` or [table], as TOML has them",
+                found=text.split("\n")[first - 1].strip()[:80] or "an empty line",
                 where=f"{shown}:{first}",
                 remedy='strings need quotes ("..."), keys are written `key = value`, each table and key stands once',
                 exit_code=ExitCode.PROFILE,
@@ -264,6 +298,7 @@ def _explain(loaded: LoadedProfile, path: tuple[str | int, ...], detail: Mapping
             f"{literal(path[1])} cannot name an environment variable",
             expected="letters, digits and _, not starting with a digit",
             found=literal(path[1]),
+            remedy="give it such a name, or leave it out",
         )
     wanted = expected(_schema(section, str(path[1])))
     name = f"{section}.{path[1]}"
@@ -282,7 +317,7 @@ def _explain(loaded: LoadedProfile, path: tuple[str | int, ...], detail: Mapping
             f"{name} is {MASK}; it must be {wanted}",
             expected=wanted,
             found=kind(wrong),
-            remedy="write it in quotes" if isinstance(wrong, (bool, int, float)) else None,
+            remedy="write it in quotes, as one string",
         )
     wrong_type = detail["type"].endswith("_type") or detail["type"] in ("int_from_float", "int_parsing")
     return loaded.error(
@@ -291,7 +326,7 @@ def _explain(loaded: LoadedProfile, path: tuple[str | int, ...], detail: Mapping
         f"{message}; it must be {wanted}",
         expected=wanted,
         found=found(wrong),
-        remedy=_requoted(str(path[1]), wrong, wanted),
+        remedy=_requoted(str(path[1]), wrong, wanted) or _chosen(section, str(path[1]), wrong),
     )
 
 
@@ -303,6 +338,20 @@ def _requoted(key: str, value: Any, wanted: str) -> str | None:
         if re.fullmatch(r"-?\d+(\.\d+)?|true|false", text):
             return f"write {key} = {text}, without quotes"
     return None
+
+
+def _chosen(section: str, key: str, wrong: Any) -> str:
+    """The mend of a value that only its owner can put right: the choice that is near, or the default."""
+    if section == "env":
+        return f"write {key} as one string in quotes, or leave it out"
+    choices = _schema(section, key).get("enum", ())
+    near = nearest(wrong, map(str, choices)) if isinstance(wrong, str) else None
+    if near:
+        return f'did you mean "{near}"?'
+    default = sections()[section].model_fields[key].default
+    if default is None:
+        return f"correct it, or leave {key} out"
+    return f"correct it, or leave {key} out: the default is {toml_value(default)}"
 
 
 def _schema(section: str, key: str) -> Mapping[str, Any]:
@@ -323,7 +372,7 @@ def _unknown(loaded: LoadedProfile, path: tuple[str | int, ...]) -> Finding:
         elif homes:
             remedy = f"it belongs in [{homes[0]}]"
         elif table:
-            remedy = None
+            remedy = f"leave [{name}] out"
         else:
             remedy = "a flag of SGLang belongs in [server]"
         return loaded.error(
@@ -342,7 +391,7 @@ def _unknown(loaded: LoadedProfile, path: tuple[str | int, ...]) -> Finding:
     elif homes:
         remedy = f"it belongs in [{homes[0]}]"
     else:
-        remedy = None
+        remedy = f"leave {name} out"
     return loaded.error(
         "profile.unknown_key",
         path,

@@ -7,6 +7,7 @@ of the user's overrides, and then the user's flags untouched; so SGLang itself a
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from guarded_serve.profile.load import LoadedProfile, load_profile
 from guarded_serve.profile.model import Profile, sections
 from guarded_serve.profile.secret_names import MASK, SECRET_SETTINGS
 from guarded_serve.profile.sglang_parser import Action, ParserDump, ParserUnavailable, sglang_parser, snapshot
-from guarded_serve.profile.wording import found, kind, literal, nearest
+from guarded_serve.profile.wording import found, kind, literal, meant, nearest
 
+LIST_FLAGS = "`guarded-serve launch --help` lists the flags"
 CPU_KERNELS = Path(guarded_serve.__file__).resolve().parent / "cpu_kernels"
 
 
@@ -50,7 +52,8 @@ def resolve_options(
 ) -> Resolution:
     """`resolve` for a subcommand: ``options`` comes from a parser with `add_guard_options`."""
     guard = GuardOptions.from_namespace(options)
-    return resolve(guard.profile, sglang_flags, guard, known_checks=known_checks)
+    own = getattr(options, "own_flags", ())
+    return resolve(guard.profile, sglang_flags, guard, known_checks=known_checks, own_flags=own)
 
 
 def resolve(
@@ -60,22 +63,33 @@ def resolve(
     *,
     environ: Mapping[str, str] | None = None,
     known_checks: Collection[str] | None = None,
+    own_flags: Collection[str] = (),
 ) -> Resolution:
     """The effective deployment. Reads the profile, a `--config` file and the cached parser; touches nothing else.
 
     ``environ`` is the launcher's own environment (by default `os.environ`); ``known_checks`` are the names that
-    `ignore` may hold, not judged if None.
+    `ignore` may hold, not judged if None; ``own_flags`` may have been meant by a flag that SGLang does not know.
     """
     return _Resolver(
-        profile_path, tuple(sglang_flags), guard or GuardOptions(), os.environ if environ is None else environ
+        profile_path,
+        tuple(sglang_flags),
+        guard or GuardOptions(),
+        os.environ if environ is None else environ,
+        tuple(own_flags),
     ).run(known_checks)
 
 
 class _Resolver:
     def __init__(
-        self, profile_path: Path | None, flags: tuple[str, ...], guard: GuardOptions, environ: Mapping[str, str]
+        self,
+        profile_path: Path | None,
+        flags: tuple[str, ...],
+        guard: GuardOptions,
+        environ: Mapping[str, str],
+        own_flags: tuple[str, ...],
     ) -> None:
         self.flags = flags
+        self.own_flags = own_flags
         self.guard = guard
         self.environ = environ
         self.findings: list[Finding] = []
@@ -135,15 +149,21 @@ class _Resolver:
         except FlagError as error:
             if self.flags[-1:] == ("--config",):
                 return {}  # SGLang looks for the config file before it parses, and says so
-            self._usage("profile.flags", str(error), where="command line", remedy=self._like_flag(str(error)))
+            self._usage("profile.flags", str(error), where="command line", **self._evidence(error))
             return {}
-        if parsed.unknown:
+        # Words before the first flag that the snapshot does not know are no values of such a flag.
+        stray = list(itertools.takewhile(lambda word: not word.startswith("-"), parsed.unknown))
+        if stray:
+            nobody_s = FlagError(f"unrecognized arguments: {' '.join(stray)}", unknown=stray)
+            self._usage("profile.flags", str(nobody_s), where="command line", **self._evidence(nobody_s))
+        if newer := parsed.unknown[len(stray) :]:
             self._usage(
                 "profile.flags",
                 f"not known to SGLang {self.dump.version}, whose flags are judged by as none is installed here: "
-                f"{' '.join(parsed.unknown)}",
+                f"{' '.join(newer)}",
                 severity=Severity.WARNING,
                 where="command line",
+                **self._evidence(FlagError("", unknown=newer)),
             )
         config = parsed.given.get("config")
         if config is not None and "--config" not in self.flags:
@@ -156,15 +176,23 @@ class _Resolver:
             )
         return parsed.given
 
-    def _like_flag(self, message: str) -> str | None:
-        prefix = "unrecognized arguments: "
-        if not message.startswith(prefix):
-            return None
-        flags = [option for action in self.dump.actions for option in action.options]
-        unknown = [word.partition("=")[0] for word in message[len(prefix) :].split() if word.startswith("--")]
-        pairs = [(word, nearest(word, flags)) for word in unknown]
-        hints = [f"did you mean {near} for {word}?" for word, near in pairs if near]
-        return " ".join(hints) or None
+    def _evidence(self, error: FlagError) -> dict[str, str | None]:
+        """What a flag takes, what it got and the mend."""
+        action = error.action
+        if action is not None:
+            wanted = expected_value(action)
+            given = (error.found or "").strip("'\"")
+            near = nearest(given, map(str, action.choices)) if action.choices else None
+            remedy = f"did you mean {near}?" if near else f"give {action.flag} {wanted}, or leave it out"
+            return {"expected": wanted, "found": error.found, "remedy": remedy}
+        if not error.unknown:
+            return {"remedy": LIST_FLAGS}
+        flags = (*(option for action in self.dump.actions for option in action.options), *self.own_flags)
+        return {
+            "expected": "flags of SGLang or of guarded-serve, each followed by its values",
+            "found": " ".join(error.unknown),
+            "remedy": meant(error.unknown, flags) or LIST_FLAGS,
+        }
 
     # The profile's [server]
 
@@ -223,17 +251,29 @@ class _Resolver:
                 f"server.{key} is {shown}; it must be {expected}" + (f" ({reason})" if reason else ""),
                 expected=expected,
                 found=kind(value) if secret else found(value),
-                remedy="write it in quotes" if secret and not isinstance(value, (str, list, dict)) else remedy,
+                remedy="write it in quotes"
+                if secret and not isinstance(value, (str, list, dict))
+                else remedy or self._mend(key),
             )
+        )
+
+    def _mend(self, key: str) -> str:
+        """What to do about a value that only its owner can put right."""
+        name = self._name_of(key)
+        if name == "model_path":
+            return "give the model's folder or hub id"
+        default = self.dump.defaults.get(name or key)
+        return f"correct it, or leave {key} out: " + (
+            "SGLang then chooses" if default is None else f"SGLang's default is {literal(default)}"
         )
 
     def _unknown_key(self, key: str) -> None:
         near = nearest(key, self.dump.by_key)
         homes = [name for name, section in sections().items() if key in section.model_fields]
         if near:
-            remedy: str | None = f"did you mean {near}?"
+            remedy = f"did you mean {near}?"
         else:
-            remedy = f"it belongs in [{homes[0]}]" if homes else None
+            remedy = f"it belongs in [{homes[0]}]" if homes else f"leave {key} out, or use an SGLang that has it"
         sglang = f"SGLang {self.dump.version}"
         self.findings.append(
             self.loaded.error(
@@ -255,6 +295,7 @@ class _Resolver:
                 ("server", key),
                 f"server.{key} and server.{first} (line {self.loaded.lines.of('server', first)}) are the same setting",
                 expected="one of the two",
+                found="both",
                 remedy=f"leave {key} out",
             )
         )
@@ -283,7 +324,13 @@ class _Resolver:
         except ConfigError as error:
             where = f"{path}:{error.line}" if error.line else path or "command line"
             self._usage(
-                "profile.config", str(error), where=where, exit_code=ExitCode.MISSING if error.missing else code
+                "profile.config",
+                str(error),
+                expected="one YAML file with SGLang's flags as keys",
+                found=error.found,
+                where=where,
+                remedy="name one file with --config, or correct this one",
+                exit_code=error.code or code,
             )
         for name, setting in settings.items():
             if setting.value is True and name in own and own[name].value is False:
@@ -295,6 +342,8 @@ class _Resolver:
                             ("server", key),
                             f"server.{key} is false, but {setting.origin} turns it on, "
                             "and SGLang has no flag to turn it off",
+                            expected=f"no {name} in {path}",
+                            found=f"true in {setting.origin}",
                             remedy=f"take the key out of {path}",
                         )
                     )
@@ -310,9 +359,7 @@ class _Resolver:
         try:
             parsed = self.parser.parse(tokens)
         except FlagError as error:
-            self._usage(
-                "profile.config", str(error), where=f"{path}:{line}", remedy=self._like_flag(str(error)), exit_code=code
-            )
+            self._usage("profile.config", str(error), where=f"{path}:{line}", exit_code=code, **self._evidence(error))
             return
         for name, entry in parsed.given.items():
             yield name, Setting(entry.value, f"{path}:{line} (--config)")
@@ -332,6 +379,7 @@ class _Resolver:
                 Severity.ERROR,
                 "no model is given",
                 expected="model_path in [server] or --model-path",
+                found="neither",
                 where=self.loaded.where("server") if by_profile else "command line",
                 remedy='write model_path = "..." in [server]' if by_profile else "add --model-path PATH_OR_HUB_ID",
                 exit_code=ExitCode.PROFILE if by_profile else ExitCode.USAGE,
@@ -392,6 +440,8 @@ class _Resolver:
                     "profile.flags",
                     Severity.ERROR,
                     f"--guard-ignore {name}: {wrong.reason}",
+                    expected=wrong.expected,
+                    found=name,
                     where="command line",
                     remedy=wrong.remedy,
                     exit_code=ExitCode.USAGE,

@@ -6,6 +6,7 @@ import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from guarded_serve.findings import Finding
@@ -18,7 +19,32 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     if wanted in folded:
         return folded[wanted]
     close = difflib.get_close_matches(wanted, folded, n=1, cutoff=0.7)
+    if not close:  # `nwe`: two letters changed places, which counts for much in a short word
+        close = [candidate for candidate in folded if sorted(candidate) == sorted(wanted)]
     return folded[close[0]] if close else None
+
+
+def meant(words: Iterable[str], flags: Iterable[str]) -> str | None:
+    """A hint for words of a command line that nothing takes: a flag's nearest name, a profile without its flag."""
+    flags = tuple(flags)
+    hints = []
+    for word in words:
+        name = word.partition("=")[0]
+        if word.startswith("-"):
+            near = nearest(name, flags)
+            hints.append(f"did you mean {near} for {name}?" if near else None)
+        elif word.lower().endswith(".toml"):
+            hints.append(f"a profile has a flag before it: --profile {word}")
+    return " ".join(hint for hint in hints if hint) or None
+
+
+def neighbour(path: Path, pattern: str = "*") -> str | None:
+    """What lies where a path that is not there was looked for, and was most likely meant."""
+    try:
+        near = nearest(path.name, sorted(entry.name for entry in path.parent.glob(pattern)))
+    except OSError:
+        return None
+    return f"did you mean {path.parent / near}?" if near else None
 
 
 def listed(names: Iterable[Any]) -> str:
@@ -91,9 +117,10 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 def finding_text(finding: Finding) -> str:
     """A finding as lines: where and what, then what was expected, what was found and the mend."""
-    lines = [f"{finding.where}: {finding.severity.value}: {finding.message} [{finding.check}]"]
-    for name in ("expected", "found", "remedy"):
-        text = getattr(finding, name)
-        if text is not None:
-            lines.append(f"    {name}: {text}")
-    return "\n".join(lines)
+    first = f"{finding.where}: {finding.severity.value}: {finding.message} [{finding.check}]"
+    return with_evidence(first, expected=finding.expected, found=finding.found, remedy=finding.remedy)
+
+
+def with_evidence(first: str, **evidence: str | None) -> str:
+    """A line, and below it what there is of ``expected``, ``found`` and ``remedy``."""
+    return "\n".join([first, *(f"    {name}: {text}" for name, text in evidence.items() if text is not None)])

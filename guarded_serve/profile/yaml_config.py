@@ -14,16 +14,20 @@ from typing import Any
 
 import yaml
 
+from guarded_serve.exit_codes import ExitCode
 from guarded_serve.profile.sglang_parser import ParserDump
 
 
 class ConfigError(Exception):
-    """A config file that SGLang would refuse. ``missing`` tells a path that is not there."""
+    """A config file that SGLang would refuse. ``code`` is set for one that is not there or may not be read."""
 
-    def __init__(self, message: str, *, line: int | None = None, missing: bool = False) -> None:
+    def __init__(
+        self, message: str, *, line: int | None = None, code: ExitCode | None = None, found: str | None = None
+    ) -> None:
         super().__init__(message)
         self.line = line
-        self.missing = missing
+        self.code = code
+        self.found = found
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,11 @@ def read_config(path: str, dump: ParserDump) -> list[ConfigEntry]:
         data = yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except FileNotFoundError:
-        raise ConfigError(f"Config file not found: {path}", missing=True) from None
+        raise ConfigError(f"Config file not found: {path}", code=ExitCode.MISSING, found="none") from None
+    except PermissionError as error:
+        raise ConfigError(
+            f"Failed to read config file {path}: {error}", code=ExitCode.PERMISSION, found=error.strerror
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Failed to read config file {path}: {error}") from None
     except RecursionError:

@@ -61,8 +61,10 @@ def prompts_finding(deployment: Deployment) -> Finding | None:
             Severity.ERROR,
             str(error),
             where=deployment.origins.get("probe.prompts"),
+            expected='"builtin", or a JSONL file with a list of chat messages a line',
+            found=deployment.profile.probe.prompts,
             remedy='name a JSONL file, or set probe.prompts = "builtin"',
-            exit_code=ExitCode.MISSING if error.missing else ExitCode.PROFILE,
+            exit_code=error.code,
         )
     return None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from guarded_serve.exit_codes import ExitCode
 from guarded_serve.profile.model import BUILTIN_PROMPTS
 
 BUILTIN_FILE = Path(__file__).with_name("prompts.jsonl")
@@ -20,9 +21,9 @@ BUILTIN_FILE = Path(__file__).with_name("prompts.jsonl")
 class BadPrompts(Exception):
     """The file cannot be used; the text names file, line and what was expected."""
 
-    def __init__(self, message: str, *, missing: bool = False) -> None:
+    def __init__(self, message: str, *, code: ExitCode = ExitCode.PROFILE) -> None:
         super().__init__(message)
-        self.missing = missing
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ def load_prompts(source: str) -> tuple[Prompt, ...]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
-        raise BadPrompts(f"there is no prompts file {path}", missing=True) from None
+        raise BadPrompts(f"there is no prompts file {path}", code=ExitCode.MISSING) from None
+    except PermissionError:
+        raise BadPrompts(f"the prompts file {path} may not be read", code=ExitCode.PERMISSION) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadPrompts(f"the prompts file {path} cannot be read: {error}") from None
     prompts = tuple(_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip())

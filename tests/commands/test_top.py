@@ -61,7 +61,7 @@ def test_the_profile_says_where_and_what_the_baseline_is(tmp_path: Path, capsys:
     ("arguments", "code", "message"),
     [
         (["/nowhere/at/all"], 66, "does not exist"),
-        ([], 64, "name cycle files or folders"),
+        ([], 64, "no cycle log is named"),
         (["/dev/null"], 64, "is not one folder"),
         (["/tmp", "--window", "0"], 64, "above 0"),
         (["--profile", "/nowhere.toml"], 66, "/nowhere.toml"),

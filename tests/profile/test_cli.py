@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ import pytest
 
 from guarded_serve import __version__, cli
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.profile import resolve
 from guarded_serve.profile.guard_options import GUARD_OPTIONS, GuardOptions, add_guard_options
 from guarded_serve.profile.sglang_parser import snapshot
 
@@ -69,7 +71,7 @@ def test_usage_errors(commands: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ("chekc",): "did you mean check?",
         ("zebra",): "there are check, report",
         ("--tp-size", "8"): "guarded-serve launch --tp-size",
-        ("report", "--htlm", "x"): "did you mean --html?",
+        ("report", "--htlm", "x"): "did you mean --html for --htlm?",
         ("report", "--html"): "expected one argument",
         ("check", "--guard-log-format", "xml"): "invalid choice",
     }.items():
@@ -77,6 +79,118 @@ def test_usage_errors(commands: Path, capsys: pytest.CaptureFixture[str]) -> Non
         captured = capsys.readouterr()
         assert hint in captured.out + captured.err
         assert "Traceback" not in captured.err
+
+
+P = "x.toml"  # is not there: a command line that is wrong is told before anything is read
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["check", "--profile", P, "--guard-cylces", "x"], "did you mean --guard-cycles for --guard-cylces?"),
+        (["launch", "--guard-stict", "--guard-ingore=a.b"], "--guard-strict for --guard-stict? did you mean --guard-i"),
+        (["smoke", "--guard-zzz"], "`guarded-serve smoke --help` shows what it takes"),
+        (["profile", "nwe", "--model-path", "m"], "did you mean new?"),
+        (["profile", "shwo"], "did you mean show?"),
+        (["profile", "zebra"], "there are new, show, schema"),
+        (["profile", "--profile", P], "expected an action before --profile"),
+        (["profile"], "actions:"),
+        (["profile", "schema", "--formt"], "it does not take --formt"),
+        (["repotr"], "did you mean report?"),
+        (["tpo"], "did you mean top?"),
+        ([P], f"`guarded-serve launch --profile {P}` serves it"),
+        (["inspect", "a", P], f"a profile has a flag before it: --profile {P}"),
+        (["check", "--format", "jsno"], "did you mean json?"),
+        (["check", "--only", "gpus"], "did you mean gpu?"),
+        (["launch", "--guard-log-format", "xml"], "choose from"),
+    ],
+)
+def test_what_was_meant(argv: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert hint in captured.out + captured.err
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (["profiles/demo-cpu.toml"], "a profile has a flag before it: --profile profiles/demo-cpu.toml"),
+        (["--model-path", "m", "word"], "`guarded-serve launch --help` lists the flags"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["check", "--only", "profile"], ["launch", "--guard-dry-run"], ["smoke"], ["holders"]]
+)
+def test_a_word_that_no_flag_takes(
+    command: list[str],
+    argv: list[str],
+    hint: str,
+    installed: bool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No SGLang takes one, so this is an error where none is installed as well."""
+    monkeypatch.setattr(resolve, "sglang_parser", lambda: replace(snapshot(), installed=installed))
+    assert cli.main([*command, *argv]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert hint in captured.out + captured.err
+
+
+def test_a_flag_of_ours_may_be_meant_by_one_that_sglang_does_not_know(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "sglang_parser", lambda: replace(snapshot(), installed=True))
+    for argv, hint in (
+        (["check", "--only", "profile", "--formta", "json"], "did you mean --format for --formta?"),
+        (["smoke", "--draftre", "d"], "did you mean --drafter for --draftre?"),
+        (["launch", "--guard-dry-run", "--gaurd-cycles", "d"], "did you mean --guard-cycles for --gaurd-cycles?"),
+        (["launch", "--guard-dry-run", "--prot", "1"], "did you mean --port for --prot?"),
+    ):
+        assert cli.main([*argv, "--model-path", "m"]) == ExitCode.USAGE, argv
+        captured = capsys.readouterr()
+        assert hint in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["check", "--profile="],
+        ["launch", "--profile", ""],
+        ["report", "--profile="],
+        ["launch", "--guard-cycles=", "--model-path", "m"],
+        ["check", "--guard-ignore=", "--model-path", "m"],
+        ["smoke", "--drafter=", "--model-path", "m"],
+        ["inspect", ""],
+        ["profile", "new", "--output=", "--model-path", "m"],
+    ],
+)
+def test_an_empty_value_is_none(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--profile=$UNSET` must not launch without the profile."""
+    assert cli.main(argv) == ExitCode.USAGE
+    assert ", found nothing" in capsys.readouterr().err
+
+
+def test_each_action_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for action in ("new", "show", "schema"):
+        assert cli.main(["profile", action, "--help"]) == ExitCode.OK
+        shown[action] = capsys.readouterr().out
+        assert f"usage: guarded-serve profile {action} " in shown[action]
+    has = {flag: [action for action in shown if flag in shown[action]] for flag in ("--name", "--all", "--output")}
+    assert has == {"--name": ["new"], "--all": ["show"], "--output": ["new", "show", "schema"]}
+    assert cli.main(["profile", "--help"]) == ExitCode.OK
+    overview = capsys.readouterr().out
+    assert all(f"\n  {action}" in overview for action in shown)
+
+
+def test_the_package_runs_as_the_console_script_does() -> None:
+    for argv, code in ((["--version"], 0), (["chekc"], 64)):
+        done = subprocess.run(
+            [sys.executable, "-m", "guarded_serve", *argv], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == code
+        assert (done.stdout + done.stderr).startswith("guarded-serve")
 
 
 def test_own_flags_are_taken_whole_and_the_rest_goes_on(commands: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,10 +257,12 @@ def test_a_closed_pipe_is_no_fault() -> None:
 
 
 def test_every_real_command_has_what_the_dispatcher_needs() -> None:
-    for name, summary in cli.available().items():
-        module = __import__(f"guarded_serve.commands.{name}", fromlist=["SUMMARY"])
-        assert summary == module.SUMMARY
-        assert summary
+    names = [name for name in cli.available() if name != "profile"]
+    assert cli.available()["profile"] == importlib.import_module("guarded_serve.commands.profile").SUMMARY
+    for name in (*names, *(f"profile.{action}" for action in ("new", "show", "schema"))):
+        module = importlib.import_module(f"guarded_serve.commands.{name}")
+        assert module.SUMMARY
+        assert name.startswith("profile.") or cli.available()[name] == module.SUMMARY
         parser = argparse.ArgumentParser(conflict_handler="resolve")
         module.add_arguments(parser)
         assert callable(module.run)

@@ -50,6 +50,9 @@ def test_every_error_names_a_line_that_is_there(name: str) -> None:
         assert file == f"{name}.toml"
         assert lines[int(line) - 1].strip()
         assert finding.severity is Severity.ERROR
+        assert finding.expected
+        assert finding.found
+        assert finding.remedy
         assert finding.check.startswith(("profile.", "target."))
 
 
