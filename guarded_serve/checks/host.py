@@ -231,9 +231,9 @@ def disk(self: Check, facts: Facts) -> Iterator[Finding]:
             )
         elif not one.writable:
             yield self.error(
-                f"{one.purpose}: {one.nearest} cannot be written by this user",
-                expected="writable",
-                found="not writable",
+                f"{one.purpose}: this user can make nothing in {one.nearest}" + (f": {one.why}" if one.why else ""),
+                expected="a folder that is there or can be made, and can be written",
+                found=one.why or "not writable",
                 where=one.path,
                 remedy="give this user the folder, or choose another",
                 exit_code=ExitCode.PERMISSION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import shutil
@@ -53,6 +54,7 @@ class Disk:
     wanted: int
     writable: bool
     asked: bool = False  # the profile names this very folder
+    why: str = ""  # what the kernel said when it was tried
 
 
 @dataclass(frozen=True)
@@ -158,12 +160,27 @@ def read_disk(purpose: str, path: Path | None, wanted: int, asked: bool = False)
     """Free space of the file system that a folder is on, or will be on once it is made."""
     if path is None:
         return Disk(purpose, "", "", 0, wanted, writable=False)
-    nearest = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
+    nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), Path("/"))
     try:
         free = shutil.disk_usage(nearest).free
     except OSError:
         free = 0
-    return Disk(purpose, str(path), str(nearest), free, wanted, os.access(nearest, os.W_OK | os.X_OK), asked)
+    why = _write_trouble(nearest) if asked else ""
+    writable = not why and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    return Disk(purpose, str(path), str(nearest), free, wanted, writable, asked, why)
+
+
+def _write_trouble(folder: Path) -> str:
+    """Why nothing can be made in a folder; empty where it can.
+
+    Tried, for access(2) tells root yes in /proc, and nobody of immutable folders and squashed shares. A full disk is
+    no trouble of this kind: the log drops records then, and ``free`` says so.
+    """
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".guarded-serve-", dir=folder))  # noqa: PTH106 - a name, not a Path
+    except OSError as error:
+        return "" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+    return ""
 
 
 def read_nodes(folder: Path = Path("/dev")) -> tuple[DeviceNode, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from guarded_serve.exit_codes import ExitCode
 from guarded_serve.findings import Finding, Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.variant import without_drafter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from guarded_serve import cli
 from guarded_serve.checks.host import CHECKS
 from guarded_serve.checks.runner import run_checks
 from guarded_serve.exit_codes import ExitCode
@@ -140,6 +143,50 @@ def test_disk() -> None:
     none = _outcome("host.disk", disks=(Disk("compiled kernels", "", "", 0, GIB, writable=False),))
     assert none.status is Status.WARN
     assert "this user has no folder for them" in _said(none)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/proc/x", "No such file or directory"),  # access(2) says yes to root
+        ("file", "Not a directory"),
+        ("file/below", "Not a directory"),
+        ("new/below", ""),
+        ("", ""),
+    ],
+)
+def test_a_folder_that_cannot_be_made(tmp_path: Path, path: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    found = read_disk("the cycle log", tmp_path / path, 0, asked=True)
+    assert (found.why, found.writable) == (why, not why)
+    assert sorted(tmp_path.rglob("*")) == before, "the attempt leaves nothing"
+    outcome = _outcome("host.disk", disks=(found,))
+    assert (outcome.status is Status.FAIL) is bool(why)
+    assert [(one.exit_code, one.found) for one in outcome.findings] == ([(ExitCode.PERMISSION, why)] if why else [])
+
+
+@pytest.mark.parametrize(("number", "writable"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)])
+def test_a_full_disk_is_no_closed_folder(
+    tmp_path: Path, number: int, writable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**options: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
+    assert read_disk("the cycle log", tmp_path, 0, asked=True).writable is writable
+
+
+@pytest.mark.parametrize(("folder", "code"), [("/proc/x", 77), ("new", 0)])
+def test_the_cycle_log_s_folder_is_judged_before_anything_starts(
+    tmp_path: Path, folder: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--guard-cycles", str(tmp_path / folder), "--device", "cpu", "--model-path", "m"]
+    cli.main(["check", "--only", "host", "--format", "json", *given])
+    outcomes = json.loads(capsys.readouterr().out)["outcomes"]
+    (disk,) = (outcome for outcome in outcomes if outcome["check"] == "host.disk")
+    assert {found["exit_code"] for found in disk["findings"] if found["severity"] == "error"} == ({code} - {0})
+    assert not (tmp_path / "new").exists()
 
 
 def _disks(environment: dict[str, str], **profile: Any) -> dict[str, Disk]:

@@ -134,7 +134,7 @@ def test_neither_torch_nor_sglang_is_imported(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "import guarded_serve.cli, guarded_serve.commands.profile\n"
+        "import guarded_serve.cli, guarded_serve.commands.profile.show\n"
         "from guarded_serve.profile.resolve import resolve\n"
         f"resolve(Path({str(path)!r}), ['--tp-size', '2'])\n"
         "heavy = [name for name in ('torch', 'sglang', 'transformers', 'numpy') if name in sys.modules]\n"
