@@ -18,7 +18,8 @@ from guarded_serve.findings import Finding
 _NO_PERMISSION = 4
 
 _REMEDIES = {
-    Trouble.NO_LIBRARY: "install the NVIDIA driver; in a container, start it with the GPUs (`--gpus all`)",
+    Trouble.NO_LIBRARY: "install the NVIDIA driver; in a container, start it with the GPUs (`--gpus all`); "
+    "where there is to be none, `guarded-serve check --only profile,target,drafter,host` judges the rest",
     Trouble.NO_DRIVER: "load the kernel module (`modprobe nvidia`; `dmesg` says why it failed)",
     Trouble.MISMATCH: "the driver was updated while loaded: restart the machine, or unload and load the nvidia modules",
     Trouble.PERMISSION: "let this user read and write /dev/nvidiactl and /dev/nvidia*",

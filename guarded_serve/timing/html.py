@@ -1,6 +1,6 @@
 """A report as one self-contained page: pictures (SVG, from matplotlib) and tables, each figure with its definition.
 
-Needs matplotlib (``pip install guarded-serve[report]``); everything else in `timing` does without.
+Needs matplotlib (the extra ``report``); everything else in `timing` does without.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def _figure(columns: int = 1, height: float = 3.0) -> tuple[Any, Any]:
         from matplotlib import rc_context  # noqa: PLC0415
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
-        raise NoMatplotlib("pictures need matplotlib: pip install 'guarded-serve[report]'") from None
+        raise NoMatplotlib("pictures need matplotlib: pip install matplotlib") from None
     with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(10, height), layout="constrained")
         axes = figure.subplots(1, columns, squeeze=False)[0]

@@ -26,7 +26,7 @@ def _sections() -> Iterator[str]:
         properties = section.model_json_schema()["properties"]
         for key, field in section.model_fields.items():
             default = "" if field.default is None else f"`{toml_value(field.default)}`"
-            yield f"| `{key}` | {_cell(expected(properties[key]))} | {default} | {_cell(str(field.description))} |"
+            yield f"| `{key}` | {cell(expected(properties[key]))} | {default} | {cell(str(field.description))} |"
         yield ""
 
 
@@ -35,11 +35,12 @@ def _flags() -> Iterator[str]:
     for option in GUARD_OPTIONS:
         values = "|".join(option.choices) if option.choices else option.metavar
         flag = f"{option.flag} {values}" if values else option.flag
-        yield f"| `{_cell(flag)}` | {_cell(option.help)} | {f'`{option.key}`' if option.key else ''} |"
+        yield f"| `{cell(flag)}` | {cell(option.help)} | {f'`{option.key}`' if option.key else ''} |"
     yield ""
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Text for a table's cell."""
     return text.replace("|", "\\|")
 
 
