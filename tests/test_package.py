@@ -40,6 +40,7 @@ def test_the_wheel_runs_outside_the_checkout(root: Path, tmp_path: Path) -> None
         "py.typed",
     ):
         assert (site / "guarded_serve" / shipped).is_file()
+    assert (site / "share/doc/guarded-serve/operations.md").is_file()  # the unit's Documentation= names it
     entry_points = ConfigParser()
     entry_points.read(next(site.glob("guarded_serve-*.dist-info")) / "entry_points.txt")
     assert entry_points["sglang.srt.plugins"]["guarded_serve"] == "guarded_serve.engine.plugin:register"

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FAMILY,...",
         type=families,
         default=FAMILIES,
-        help=f"only these families of checks, of {', '.join(FAMILIES)}",
+        help=f"only these families of checks, of {', '.join(FAMILIES)}; where no driver is, gpu refuses: leave it out",
     )
     parser.add_argument(
         "--deep", action="store_true", help="read every byte of the drafter: NaN, Inf, constant tensors, sha256"

@@ -95,6 +95,15 @@ def test_every_reason_for_a_limit_holds() -> None:
     assert values["KillMode"] == "mixed"
 
 
+def test_its_documentation_is_what_pip_installs_beside_the_program() -> None:
+    """tests/test_package.py holds that the built wheel has it."""
+    (environment,) = re.findall(r"^ExecStart=(/.*)/bin/python ", unit_text(), re.MULTILINE)
+    (page,) = re.findall(r"^Documentation=.*file://(\S+)$", unit_text(), re.MULTILINE)
+    shared = Path(page).relative_to(environment)
+    assert shared.parent == Path("share/doc/guarded-serve")
+    assert (ROOT / "docs" / shared.name).is_file()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_analyze_is_content(tmp_path: Path) -> None:
     unit = tmp_path / "guarded-serve@demo.service"
