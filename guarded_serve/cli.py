@@ -33,6 +33,9 @@ COMMANDS = ("launch", "check", "smoke", "report", "top", "inspect", "holders", "
 TAKE_SGLANG_FLAGS = ("launch", "check", "smoke", "holders", "profile.new", "profile.show")
 """Commands about a deployment: they take all guard options, and SGLang's flags after their own."""
 
+TAKE_NO_PROFILE = ("inspect", "profile.schema")
+"""A flag that would change nothing is refused, not swallowed."""
+
 DEBUG_VARIABLE = "GUARDED_SERVE_DEBUG"
 _FOLDER = Path(__file__).with_name("commands")
 
@@ -184,7 +187,8 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
     )
     if name == "launch":
         parser.more_help = _sglang_help
-    add_guard_options(parser, profile_only=not takes_flags)
+    if name not in TAKE_NO_PROFILE:
+        add_guard_options(parser, profile_only=not takes_flags)
     command.add_arguments(parser)
     parser.set_defaults(own_flags=tuple(parser._option_string_actions))
     own, rest = split(argv, parser)

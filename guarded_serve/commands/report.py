@@ -69,6 +69,6 @@ def _read(paths: list[Path]) -> tuple[list[Path], Summary]:
             f"no cycle record in {', '.join(map(str, files))}",
             expected=EXPECTED,
             found=f"{summary.bad_lines} lines are something else" if summary.bad_lines else "no line",
-            remedy=meant(map(str, paths), ()) or WHERE,
+            remedy=meant(map(str, paths), ("--profile",)) or WHERE,
         )
     return files, summary

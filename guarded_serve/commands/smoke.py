@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
     """Check, measure, judge, report; returns the exit code."""
     from guarded_serve.checks.registry import CHECKS  # noqa: PLC0415 - `--help` needs none of it
+    from guarded_serve.facts.host import read_disk  # noqa: PLC0415
     from guarded_serve.profile.resolve import resolve_options  # noqa: PLC0415
     from guarded_serve.smoke.measure import Plan  # noqa: PLC0415
     from guarded_serve.smoke.prompts import BadPrompts, load_prompts  # noqa: PLC0415
@@ -78,9 +79,21 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         prompts = load_prompts(source)
         contestants = _contestants(options, deployment)
     except BadPrompts as error:
-        return wrong(error.code, str(error))
+        remedy = 'correct it, name another with --prompts, or take "builtin"'
+        return wrong(error.code, str(error), expected='"builtin" or a JSONL file', found=source, remedy=remedy)
     except _NoContestant as error:
         return wrong(ExitCode.USAGE, str(error), **error.evidence)
+    # A measurement may take an hour, and could not be told then.
+    for flag, folder in (("--report", options.report), ("--record", options.record and options.record.parent)):
+        place = read_disk(flag, folder, 0, asked=True) if folder else None
+        if place is not None and not place.writable:
+            return wrong(
+                ExitCode.PERMISSION,
+                f"{flag}: this user can make nothing in {place.nearest}",
+                expected="a folder that is there or can be made, and can be written",
+                found=place.why or "not writable",
+                remedy="name another folder",
+            )
     plan = Plan(
         prompts,
         options.batch_sizes or section.batch_sizes,

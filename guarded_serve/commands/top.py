@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
                 f"{', '.join(map(str, paths))} is not one folder: top follows the folder of one server's cycle log",
                 expected="one folder",
                 found=f"{len(paths)} paths" if len(paths) != 1 else "a file",
-                remedy=meant(map(str, paths), ()) or "name the folder that the files are in",
+                remedy=meant(map(str, paths), ("--profile",)) or "name the folder that the files are in",
             )
         return _watch(Tail(paths[0]), Live(baselines, kept_s=options.window), str(paths[0]), options)
     except Unusable as error:

@@ -187,7 +187,7 @@ class _Resolver:
             return {"expected": wanted, "found": error.found, "remedy": remedy}
         if not error.unknown:
             return {"remedy": LIST_FLAGS}
-        flags = (*(option for action in self.dump.actions for option in action.options), *self.own_flags)
+        flags = (*(option for action in self.dump.actions for option in action.options), "--profile", *self.own_flags)
         return {
             "expected": "flags of SGLang or of guarded-serve, each followed by its values",
             "found": " ".join(error.unknown),

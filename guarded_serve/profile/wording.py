@@ -33,7 +33,7 @@ def meant(words: Iterable[str], flags: Iterable[str]) -> str | None:
         if word.startswith("-"):
             near = nearest(name, flags)
             hints.append(f"did you mean {near} for {name}?" if near else None)
-        elif word.lower().endswith(".toml"):
+        elif word.lower().endswith(".toml") and "--profile" in flags:
             hints.append(f"a profile has a flag before it: --profile {word}")
     return " ".join(hint for hint in hints if hint) or None
 

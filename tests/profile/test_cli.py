@@ -96,10 +96,13 @@ P = "x.toml"  # is not there: a command line that is wrong is told before anythi
         (["profile", "--profile", P], "expected an action before --profile"),
         (["profile"], "actions:"),
         (["profile", "schema", "--formt"], "it does not take --formt"),
+        (["profile", "schema", "--profile", P], "it does not take --profile"),
+        (["profile", "new", "--ouput", P, "--guard-ouput"], "it does not take --guard-ouput"),
         (["repotr"], "did you mean report?"),
         (["tpo"], "did you mean top?"),
         ([P], f"`guarded-serve launch --profile {P}` serves it"),
-        (["inspect", "a", P], f"a profile has a flag before it: --profile {P}"),
+        (["inspect", "a", P], f"unrecognized arguments: {P}"),
+        (["inspect", "a", "--profile", P], "it does not take --profile"),
         (["check", "--format", "jsno"], "did you mean json?"),
         (["check", "--only", "gpus"], "did you mean gpu?"),
         (["launch", "--guard-log-format", "xml"], "choose from"),
@@ -177,8 +180,16 @@ def test_each_action_has_its_own_help(capsys: pytest.CaptureFixture[str]) -> Non
         assert cli.main(["profile", action, "--help"]) == ExitCode.OK
         shown[action] = capsys.readouterr().out
         assert f"usage: guarded-serve profile {action} " in shown[action]
-    has = {flag: [action for action in shown if flag in shown[action]] for flag in ("--name", "--all", "--output")}
-    assert has == {"--name": ["new"], "--all": ["show"], "--output": ["new", "show", "schema"]}
+    has = {
+        flag: [action for action in shown if flag in shown[action]]
+        for flag in ("--name", "--all", "--output", "--profile")
+    }
+    assert has == {
+        "--name": ["new"],
+        "--all": ["show"],
+        "--output": ["new", "show", "schema"],
+        "--profile": ["new", "show"],
+    }
     assert cli.main(["profile", "--help"]) == ExitCode.OK
     overview = capsys.readouterr().out
     assert all(f"\n  {action}" in overview for action in shown)

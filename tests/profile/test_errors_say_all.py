@@ -108,6 +108,13 @@ def test_a_wrong_profile(
         (("top", "nothere"), 66, ("nothere does not exist", "timing.directory")),
         (("top", "x.toml"), 64, ("is not one folder", "has a flag before it: --profile x.toml")),
         (("smoke",), 64, ("there is no drafter to test", "no model is given", "found: no profile", "--profile FILE")),
+        (
+            ("smoke", "--profile", "drafter.toml", "--report", "/proc/report"),
+            77,
+            ("--report: this user can make nothing in /proc", "found: No such file or directory"),
+        ),
+        (("smoke", "--profile", "drafter.toml", "--record", "x.toml/r.json"), 77, ("--record: this user can make no",)),
+        (("smoke", "--profile", "drafter.toml", "--prompts", "no.jsonl"), 66, ("no prompts file no.jsonl", "builtin")),
         (("smoke", "--profile", "x.toml"), 64, ("found: the profile x.toml, without one",)),
     ],
 )
@@ -122,6 +129,8 @@ def test_nothing_to_work_on(
     monkeypatch.chdir(tmp_path)
     Path("cycles").mkdir()
     Path("x.toml").write_text(GOOD)
+    drafter = 'speculative_algorithm = "EAGLE3"\nspeculative_draft_model_path = "d"\n'
+    Path("drafter.toml").write_text(GOOD + drafter)
     found, text = said(capsys, *argv)
     assert found == code
     assert [part for part in (*parts, "expected:", "found:", "remedy:") if part not in text] == []
