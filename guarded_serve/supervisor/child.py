@@ -86,9 +86,8 @@ class Child:
         self._tell({"do": "note"})
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask the server to end, as `sglang.launch_server` is asked."""
-        if self.server_pid is not None and self.status is None:
-            sentinel.send_signal(self.server_pid, number)
+        """Ask the server to end, as `sglang.launch_server` is asked; what the tree holds under /dev/shm is noted."""
+        self._tell({"do": "ask", "signal": int(number)})
 
     def kill(self) -> None:
         """SIGKILL everything; `Callbacks.all_gone` follows."""

@@ -20,6 +20,7 @@ from guarded_serve.supervisor.redact import Redactor
 
 _KEPT = 20
 _DUMP_S = 10.0
+_DUMP_TRIES = 3
 
 
 def base(deployment: Deployment) -> Path | None:
@@ -69,21 +70,34 @@ def dump_stacks(folder: Path, processes: Mapping[int, str], deadline_s: float) -
         elif left <= 0:
             text.append("no time was left for py-spy")
         else:
-            text.append(_run([tool, "dump", "--nonblocking", "--pid", str(pid)], min(_DUMP_S, left)))
+            text.append(_spy(tool, pid, min(_DUMP_S, left)))
         try:
             (folder / f"stack-{role.replace('/', '_')}-{pid}.txt").write_text("\n".join(text), encoding="utf-8")
         except OSError:
             return
 
 
-def _run(command: list[str], seconds: float) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return f"py-spy gave no answer within {seconds:.0f} s"
-    except OSError as error:
-        return f"py-spy could not be run: {error}"
-    return done.stdout if done.returncode == 0 else f"py-spy failed: {done.stderr.strip()[:500]}"
+def _spy(tool: str, pid: int, seconds: float) -> str:
+    """Tried again when it fails: what it reads of a running process may move under it."""
+    command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
+    end = time.monotonic() + seconds
+    for _ in range(_DUMP_TRIES):
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=max(0.1, end - time.monotonic()),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"py-spy gave no answer within {seconds:.0f} s"
+        except OSError as error:
+            return f"py-spy could not be run: {error}"
+        if done.returncode == 0:
+            return done.stdout
+    return f"py-spy failed {_DUMP_TRIES} times: {done.stderr.strip()[:500]}"
 
 
 def _kernel_view(pid: int) -> str:

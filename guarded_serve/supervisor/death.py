@@ -74,6 +74,12 @@ _SIGNS = (
         "`guarded-serve check --only host` names the holder; choose another port or end it",
     ),
     _sign(
+        "port",
+        r"error while attempting to bind on address",
+        "its port could not be had",
+        "the line above says why; ports below 1024 need a privilege, and the address must be this machine's",
+    ),
+    _sign(
         "memory",
         r"\bMemoryError\b|Cannot allocate memory|oom-kill|std::bad_alloc",
         "the machine ran out of memory",

@@ -20,7 +20,7 @@ from guarded_serve.supervisor import ready
 from guarded_serve.supervisor.child import Callbacks, Child
 from guarded_serve.supervisor.environment import server_environment
 from guarded_serve.supervisor.loop import Loop, Timer
-from guarded_serve.supervisor.progress import FIRED_UP, stage_of
+from guarded_serve.supervisor.progress import CANNOT_BIND, FIRED_UP, stage_of
 from guarded_serve.supervisor.run_folder import RunFolder
 from guarded_serve.supervisor.secrets import out_of_sight
 
@@ -157,6 +157,8 @@ class Launch:
                 elif stage := stage_of(line):
                     self.told.stage(stage)
         self.told.lines(block)
+        if self._answered_at is None and any(CANNOT_BIND in line for line in lines):
+            self._lose(None)
 
     def _on_events(self) -> None:
         for event in self.run_folder.receive():

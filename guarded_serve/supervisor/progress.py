@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 
 FIRED_UP = b"The server is fired up and ready to roll!"
+CANNOT_BIND = b"error while attempting to bind on address"
+"""asyncio's words when the HTTP port cannot be had. SGLang then waits for an end of its own that may never come."""
 
 _STAGES = (
     (b"Load weight begin", "loading weights"),

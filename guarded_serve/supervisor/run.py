@@ -460,7 +460,6 @@ class Supervisor:
         self._enter(State.DRAINING, f"{cause}: {waits}" if served else f"{cause} before it served: ending it")
         self._notify.extend(limit + _KILL_S + 5)
         launch.draining = True
-        launch.child.note_shared_memory()
         if launch.child.server_pid is None:
             self._kill()  # its process is about to be made: there is nothing to ask yet
             return

@@ -10,7 +10,8 @@ as well, ends the rest.
 Messages are JSON packets over a SOCK_SEQPACKET socket:
 
 - from the launcher: ``{"argv": [...], "run_folder": ...}`` first, then ``{"do": "note"}`` (take note of the shared
-  memory that the tree holds now) and ``{"do": "kill"}``;
+  memory that the tree holds now), ``{"do": "ask", "signal": 15}`` (note, then signal the server: asked the other way
+  round it could be gone before its memory was known) and ``{"do": "kill"}``;
 - to the launcher: ``{"started": pid}``, ``{"exited": status}`` (as `subprocess` counts: negative for a signal),
   ``{"removed": [paths]}``. The socket's end means that no process of the tree is left.
 """
@@ -169,8 +170,10 @@ class _Sentinel:
         self.link = link
         link.set_inheritable(False)  # it came through an exec; the server must not keep it open
         self.server = 0
+        self.exited = False  # the server; its process id may be another's by now
         self.run_folder: str | None = None
         self.before = shared_memory()
+        self.asked = False  # to end by itself
         self.killing = False
         self.orphaned = False  # the launcher is gone
         self.seen: set[int] = set()
@@ -199,7 +202,9 @@ class _Sentinel:
         while self._reap():
             if self.killing:
                 self._kill()
-            ready = poll.poll(50 if self.killing else None)
+            elif self.asked:
+                self._note()  # it may still be starting, and make more
+            ready = poll.poll(50 if self.killing else 200 if self.asked else None)
             for descriptor, _ in ready:
                 if descriptor == wake_read:
                     _drain(wake_read)
@@ -243,6 +248,7 @@ class _Sentinel:
                 return True
             self.seen.add(pid)
             if pid == self.server:
+                self.exited = True
                 self._tell({"exited": os.waitstatus_to_exitcode(status)})
 
     def _obey(self) -> bool:
@@ -253,9 +259,15 @@ class _Sentinel:
             return False
         if not packet:
             return False
-        wish = json.loads(packet).get("do")
+        message = json.loads(packet)
+        wish = message.get("do")
         if wish == "note":
             self._note()
+        elif wish == "ask":
+            self._note()
+            self.asked = True
+            if not self.exited:
+                send_signal(self.server, message["signal"])
         elif wish == "kill":
             self._note()
             self.killing = True

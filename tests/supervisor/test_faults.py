@@ -208,6 +208,20 @@ def test_the_port_is_stolen_between_check_and_start(tmp_path: Path) -> None:
         assert [item for item in server.left() if not item.startswith("port")] == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "why"), [("[Errno 98]: address already in use", "taken"), ("[Errno 13]: permission denied", "privilege")]
+)
+def test_a_server_that_lives_on_without_its_port_is_given_up(tmp_path: Path, reason: str, why: str) -> None:
+    """The real SGLang 0.5.23 waits for the shutdown of its application there, for ever."""
+    number, _, words = reason.partition(": ")
+    line = f"{number} error while attempting to bind on address ('127.0.0.1', 1): {words}"
+    with Supervised(tmp_path, {"say": [line], "start_s": 300, "never_ready": True}) as server:
+        assert server.end(10) == 69
+        assert "cause=port" in server.text()
+        assert why in server.text()
+        assert server.left() == []
+
+
 def test_a_thief_that_answers_200_is_not_taken_for_the_server(tmp_path: Path) -> None:
     with Supervised(tmp_path, {"generate": "stranger"}, {"supervise": {"start_deadline_s": 4.0}}) as server:
         assert server.end() == 69

@@ -72,6 +72,52 @@ def test_what_is_named_after_its_processes_is_removed(loop: Loop, tmp_path: Path
     assert not Path(removed).exists()
 
 
+_MAPS = """
+import mmap, os, signal, sys, time
+
+def hold(path):
+    with open(path, "w+b") as file:
+        file.truncate(4096)
+        return mmap.mmap(file.fileno(), 4096)
+
+def on_sigterm(*_):
+    if {late!r}:
+        late = hold({late!r})
+        time.sleep(0.6)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, on_sigterm)
+early = hold({early!r})
+print("holding", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["gone at once", "still starting"])
+def test_what_it_holds_when_asked_to_end_is_removed(loop: Loop, tmp_path: Path, *, late: bool) -> None:
+    """A name that tells nothing of its maker (SGLang's `sglang_loads_*`) is known only while it is mapped."""
+    paths = [f"/dev/shm/test-{uuid4().hex}" for _ in range(1 + late)]
+    code = _MAPS.format(early=paths[0], late=paths[-1] if late else "")
+    removed: list[list[str]] = []
+
+    def gone(found: list[str]) -> None:
+        removed.append(found)
+        loop.stop()
+
+    child = Child(
+        loop, (sys.executable, "-c", code), os.environ, tmp_path, Callbacks(lambda _: child.terminate(), print, gone)
+    )
+    loop.call_later(20, loop.stop)
+    loop.run()
+    child.close()
+    left = [path for path in paths if Path(path).exists()]
+    for path in left:
+        Path(path).unlink()
+    assert left == []
+    assert sorted(*removed) == sorted(paths)
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_another_containers_shared_memory_stays(tmp_path: Path) -> None:
