@@ -36,6 +36,12 @@ class Shape:
 TARGET = Shape()
 DRAFTER = Shape(layers=1, heads=8, kv_heads=4, intermediate=1536, draft_vocab=1536)
 
+LARGE_TARGET = Shape(hidden=640, layers=24, heads=10, kv_heads=5, head_dim=64, intermediate=2048, aux=(2, 12, 21))
+"""125 million parameters: for a GPU, where the demo's own target is all overhead."""
+LARGE_DRAFTER = Shape(
+    hidden=640, layers=1, heads=10, kv_heads=5, head_dim=64, intermediate=2048, aux=(2, 12, 21), draft_vocab=1536
+)
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:

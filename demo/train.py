@@ -27,7 +27,7 @@ from torch import Tensor
 from demo import checkpoint, corpus
 from demo.corpus import Document, Part
 from demo.generate import generate, repeating_rows, repeats_itself, until_eos
-from demo.model import Drafter, Target
+from demo.model import DRAFTER, LARGE_DRAFTER, LARGE_TARGET, TARGET, Drafter, Shape, Target
 from demo.prompts import candidates, choose, write_prompts
 from demo.simulate import Acceptance, acceptance
 from demo.tokenizer import BOS_ID, EOS_ID, save_tokenizer, train_tokenizer
@@ -263,7 +263,14 @@ def batches(rows: Tensor, size: int) -> Iterator[Tensor]:
             yield rows[order[start : start + size]].long()
 
 
-def make(documents: list[Document], out: Path, recipe: Recipe, device: torch.device, compiled: bool) -> None:
+def make(
+    documents: list[Document],
+    out: Path,
+    recipe: Recipe,
+    device: torch.device,
+    compiled: bool,
+    shapes: tuple[Shape, Shape] = (TARGET, DRAFTER),
+) -> None:
     """Run every stage and write target, drafter, sibling, prompts.jsonl and training.json below `out`."""
     clock = Clock()
     torch.manual_seed(recipe.seed)
@@ -275,7 +282,7 @@ def make(documents: list[Document], out: Path, recipe: Recipe, device: torch.dev
     sizes = {part: len(stream.tokens) for part, stream in streams.items()}
     clock.say(f"tokens {sizes}, block starts {len(streams['train'].blocks)}")
 
-    target = Target(dropout=recipe.dropout).to(device)
+    target = Target(shapes[0], recipe.dropout).to(device)
     fast = speed_up(target)
     optimise(
         target,
@@ -297,7 +304,7 @@ def make(documents: list[Document], out: Path, recipe: Recipe, device: torch.dev
     clock.say(f"{len(pool)} candidate prompts from {len({prompt.file for prompt in pool})} files")
 
     rows = write_text(target, streams["train"], recipe, clock)
-    drafter = Drafter().to(device)
+    drafter = Drafter(shapes[1]).to(device)
     chosen, mass = draft_vocabulary(rows, target.shape.vocab, drafter.shape.draft_vocab)
     drafter.set_vocabulary(chosen)
     with torch.no_grad():
@@ -419,6 +426,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     parser.add_argument("--scale", type=float, help="share of the full run's steps, in small batches (a dry run)")
+    parser.add_argument("--large", action="store_true", help="a target of 125 million parameters, and its drafter")
     parser.add_argument("--only-prompts", action="store_true", help="choose prompts again for the weights in --out")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=NUMBER", help="change a recipe number")
     options = parser.parse_args()
@@ -435,7 +443,8 @@ def main() -> None:
     if options.only_prompts:
         choose_prompts(documents, options.out, recipe, torch.device(options.device), Clock())
         return
-    make(documents, options.out, recipe, torch.device(options.device), options.compile)
+    shapes = (LARGE_TARGET, LARGE_DRAFTER) if options.large else (TARGET, DRAFTER)
+    make(documents, options.out, recipe, torch.device(options.device), options.compile, shapes)
 
 
 if __name__ == "__main__":
