@@ -73,6 +73,11 @@ def main() -> None:
     parser.add_argument("--drafter", type=Path, default=Path(__file__).with_name("drafter"))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if not options.drafter.is_dir():
+        parser.error(f"--drafter: expected a folder with a drafter, found nothing at {options.drafter}")
+    there = [str(options.out / kind) for kind in KINDS if (options.out / kind).exists()]
+    if there:
+        parser.error(f"--out: {', '.join(there)} is there already; name a new folder, or remove it")
     for kind in KINDS:
         print(make(options.drafter, options.out, kind))
 

@@ -158,10 +158,15 @@ def test_a_server_that_never_starts(tmp_path: Path, prompts: Path) -> None:
 
 
 def test_a_server_that_fails_without_its_drafter_alone(tmp_path: Path, prompts: Path) -> None:
-    """The drafter cannot be judged then, and it is said whose fault it is."""
-    code, said = smoke(tmp_path, prompts, scenario={**GOOD, "die_at": 12, "dies_plain_only": True})
+    """The drafter cannot be judged then, and it is said whose fault it is; no other one is started."""
+    other = make(ROOT / "demo/drafter", tmp_path, "shifted-layers")
+    scenario = {**GOOD, "die_at": 12, "dies_plain_only": True}
+    code, said = smoke(tmp_path, prompts, "--compare", str(other), scenario=scenario)
     assert code == 69, said
-    assert "the server failed without any drafter" in said
+    assert "the server without any drafter failed: " in said
+    assert "not measured, since the server without any drafter failed" in said
+    assert "shifted-layers: loading" not in said
+    assert "shifted-layers: batch size" not in said
 
 
 @pytest.mark.parametrize(
