@@ -1,10 +1,10 @@
 """The smoke test's gain against SGLang's own `bench_serving`, on the same prompts, for a pair of any size.
 
-Run by `gpu_smoke.sh`, which trains the pair first. `guarded-serve smoke` gives its verdict; then the launcher serves
-the pair with and without its drafter, and `sglang.benchmark.serving` measures both at the same batch sizes. Both gains
-are ratios of the mean time per output token of a request. Exit 1 when they differ by more than 3 %.
+Run by `gpu_smoke.sh`, which trains the pair first. ``smoke`` is `guarded-serve smoke`; then, in ``compare``, the
+launcher serves the pair with and without its drafter, and `sglang.bench_serving` measures both at the same batch
+sizes. Both gains are ratios of the mean time per output token of a request. Exit 1 when they differ by more than 3 %.
 
-``--cpu`` runs it on the CPU engine with a small model, to rehearse it: `--pair demo --cpu --new-tokens 32`.
+``--cpu`` runs it on the CPU engine, to rehearse it with a copy of the demo pair and `--new-tokens 32`.
 """
 
 from __future__ import annotations
@@ -140,52 +140,92 @@ def bench(url: str, options: argparse.Namespace, batch: int, data: tuple[Path, i
     return {name: found.get(name) for name in wanted}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", type=lambda text: Path(text).resolve(), required=True)
-    parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--batch-sizes", type=json.loads, default=[1, 8])
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--times", type=int, default=2, help="how often bench_serving sends every prompt")
-    options = parser.parse_args()
+def deepen(target: Path, layers: int) -> None:
+    """Give a target more layers that change nothing (their outputs are zero), so that its GPU time is a real model's.
+
+    Below some 50 layers of this width a step waits for SGLang's own Python, which no two runs do alike.
+    """
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - torch
+
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(target / "model.safetensors")
+    last = config["num_hidden_layers"] - 1
+    for index in range(last + 1, layers):
+        for name, tensor in list(tensors.items()):
+            if name.startswith(f"model.layers.{last}."):
+                copied = tensor.clone()
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    copied.zero_()
+                tensors[name.replace(f".{last}.", f".{index}.", 1)] = copied
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    config["num_hidden_layers"] = layers
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def smoke(options: argparse.Namespace, folder: Path, profiles: dict[str, Path]) -> None:
+    """The smoke test's report, kept beside the pair."""
     started = time.monotonic()
-    options.out.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    figures: dict[str, Any] = {"training": json.loads((options.pair / "training.json").read_text())}
+    command = [*CLI, "smoke", "--profile", str(profiles["drafter"]), "--report", str(folder / "report")]
+    code = subprocess.run(command, check=False).returncode
+    print(f"smoke: exit {code} after {time.monotonic() - started:.0f} s", flush=True)
+    text = (folder / "report" / "result.json").read_text(encoding="utf-8")
+    for place in (options.pair, options.out):
+        (place / "smoke.json").write_text(text, encoding="utf-8")
+
+
+def compare(options: argparse.Namespace, folder: Path, profiles: dict[str, Path]) -> int:
+    """`bench_serving` with and without the drafter, held against the smoke test's report."""
+    smoked = json.loads((options.pair / "smoke.json").read_text(encoding="utf-8"))
+    drafter = smoked["drafters"][0]
+    figures: dict[str, Any] = {"training": json.loads((options.pair / "training.json").read_text(encoding="utf-8"))}
     figures["training"].pop("recipe", None)
-    with tempfile.TemporaryDirectory(prefix="gs-") as name:
-        folder = Path(name)
-        profiles = write_profiles(options, folder)
-        command = [*CLI, "smoke", "--profile", str(profiles["drafter"]), "--report", str(folder / "report")]
-        code = subprocess.run(command, check=False).returncode
-        print(f"smoke: exit {code} after {time.monotonic() - started:.0f} s", flush=True)
-        smoked = json.loads((folder / "report" / "result.json").read_text())
-        (options.out / "result.json").write_text(json.dumps(smoked))
-        drafter = smoked["drafters"][0]
-        figures["smoke"] = {"exit": code, **{k: drafter[k] for k in SHOWN}}
-        data = write_conversations(options.pair, folder, options.times)
-        benched: dict[str, dict[int, Any]] = {}
-        for kind, profile in profiles.items():
-            with launched(profile, folder) as url:
-                benched[kind] = {batch: bench(url, options, batch, data, folder) for batch in options.batch_sizes}
-                print(kind, benched[kind], f"after {time.monotonic() - started:.0f} s", flush=True)
-        figures["bench_serving"] = benched
+    figures["smoke"] = {"exit": drafter["exit_code"], **{name: drafter[name] for name in SHOWN}}
+    data = write_conversations(options.pair, folder, options.times)
+    benched: dict[str, dict[int, Any]] = {}
+    for kind, profile in profiles.items():
+        with launched(profile, folder) as url:
+            benched[kind] = {batch: bench(url, options, batch, data, folder) for batch in options.batch_sizes}
+            print(kind, benched[kind], flush=True)
+    figures["bench_serving"] = benched
     worst = 0.0
     figures["gains"] = {}
     for batch in options.batch_sizes:
         ours = drafter["gain"][str(batch)]["estimate"]
-        theirs = benched["plain"][batch]["mean_tpot_ms"] / benched["drafter"][batch]["mean_tpot_ms"]
-        rates = benched["drafter"][batch]["output_throughput"] / benched["plain"][batch]["output_throughput"]
+        plain, fast = benched["plain"][batch], benched["drafter"][batch]
+        theirs = plain["mean_tpot_ms"] / fast["mean_tpot_ms"]
+        rates = fast["output_throughput"] / plain["output_throughput"]
         figures["gains"][batch] = {"smoke": ours, "bench_serving": theirs, "bench_serving_throughput": rates}
         worst = max(worst, abs(ours / theirs - 1))
-        print(f"bs {batch}: smoke {ours:.3f}, bench_serving {theirs:.3f} (whole throughput {rates:.3f}), "
-              f"{100 * (ours / theirs - 1):+.1f} %", flush=True)  # fmt: skip
-    figures["seconds"] = round(time.monotonic() - started)
-    (options.out / "gpu_smoke.json").write_text(json.dumps(figures, indent=1) + "\n")
+        apart = f"{100 * (ours / theirs - 1):+.1f} %"
+        print(f"bs {batch}: smoke {ours:.3f}, bench_serving {theirs:.3f} (throughput {rates:.3f}), {apart}", flush=True)
+    (options.out / "gpu_smoke.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print("agree within 3 %" if worst <= TOLERANCE else "they differ by more than 3 %")
     return int(worst > TOLERANCE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["deepen", "smoke", "compare"])
+    parser.add_argument("--pair", type=lambda text: Path(text).resolve(), required=True)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--layers", type=int, default=72, help="of the deepened target")
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--batch-sizes", type=json.loads, default=[1, 8])
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--times", type=int, default=2, help="how often bench_serving sends every prompt")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if options.step == "deepen":
+        deepen(options.pair / "target", options.layers)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="gs-") as name:
+        profiles = write_profiles(options, Path(name))
+        if options.step == "compare":
+            return compare(options, Path(name), profiles)
+        smoke(options, Path(name), profiles)
+        return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/bash
-# benchmarks/gpu_smoke.sh train|measure [PACK]: a target of 125 M parameters and its drafter, trained on one GPU in about
-# eight minutes, then the smoke test's gain against bench_serving's in about eight more. See gpu_smoke.py.
+# benchmarks/gpu_smoke.sh train|smoke|compare [PACK]: a target of 125 M parameters and its drafter, trained on one GPU in
+# about six minutes, smoke tested in seven, and the gain held against bench_serving's in five. See gpu_smoke.py.
 # PACK is an archive of tools/gpu/make_pack.py (default .gpu/pack.tar.xz); without one, SGLang must be installed.
 # The pair goes to $PAIR (default /tmp/guarded-serve-pair), the figures to $OUT/gpu_smoke.json (default: here).
 set -euo pipefail
@@ -28,11 +28,12 @@ case ${1:-} in
       --set dropout=0 --set generated=24576 --set generated_batch=4096 --set drafter_steps=1200 --set drafter_batch=64 \
       --set drafter_rate=1e-3 --set sibling_rounds=0 --set pool=400 --set prompts=32
     wait
+    PYTHONPATH=$site:$here python3 -m benchmarks.gpu_smoke deepen --pair "$pair"
     ;;
-  measure)
+  smoke | compare)
     unpack > /dev/null 2>&1
     export PYTHONPATH=$site:$here/tools/gpu/stub:$here${PYTHONPATH:+:$PYTHONPATH}
-    exec python3 -m benchmarks.gpu_smoke --pair "$pair" --out "${OUT:-.}" "${@:3}"
+    exec python3 -m benchmarks.gpu_smoke "$1" --pair "$pair" --out "${OUT:-.}" "${@:3}"
     ;;
   *)
     sed -n '2,5s/^# //p' "$0"
