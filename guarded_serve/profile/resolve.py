@@ -89,7 +89,7 @@ class _Resolver:
         own_flags: tuple[str, ...],
     ) -> None:
         self.flags = flags
-        self.own_flags = own_flags
+        self.own_flags = ("--profile", *own_flags)
         self.guard = guard
         self.environ = environ
         self.findings: list[Finding] = []
@@ -149,13 +149,14 @@ class _Resolver:
         except FlagError as error:
             if self.flags[-1:] == ("--config",):
                 return {}  # SGLang looks for the config file before it parses, and says so
-            self._usage("profile.flags", str(error), where="command line", **self._evidence(error))
+            self._usage("profile.flags", str(error), where="command line", **self._evidence(error, self.own_flags))
             return {}
         # Words before the first flag that the snapshot does not know are no values of such a flag.
         stray = list(itertools.takewhile(lambda word: not word.startswith("-"), parsed.unknown))
         if stray:
             nobody_s = FlagError(f"unrecognized arguments: {' '.join(stray)}", unknown=stray)
-            self._usage("profile.flags", str(nobody_s), where="command line", **self._evidence(nobody_s))
+            evidence = self._evidence(nobody_s, self.own_flags)
+            self._usage("profile.flags", str(nobody_s), where="command line", **evidence)
         if newer := parsed.unknown[len(stray) :]:
             self._usage(
                 "profile.flags",
@@ -163,7 +164,7 @@ class _Resolver:
                 f"{' '.join(newer)}",
                 severity=Severity.WARNING,
                 where="command line",
-                **self._evidence(FlagError("", unknown=newer)),
+                **self._evidence(FlagError("", unknown=newer), self.own_flags),
             )
         config = parsed.given.get("config")
         if config is not None and "--config" not in self.flags:
@@ -176,8 +177,8 @@ class _Resolver:
             )
         return parsed.given
 
-    def _evidence(self, error: FlagError) -> dict[str, str | None]:
-        """What a flag takes, what it got and the mend."""
+    def _evidence(self, error: FlagError, own_flags: tuple[str, ...] = ()) -> dict[str, str | None]:
+        """What a flag takes, what it got and the mend. ``own_flags`` are the guard's that may stand there too."""
         action = error.action
         if action is not None:
             wanted = expected_value(action)
@@ -187,9 +188,10 @@ class _Resolver:
             return {"expected": wanted, "found": error.found, "remedy": remedy}
         if not error.unknown:
             return {"remedy": LIST_FLAGS}
-        flags = (*(option for action in self.dump.actions for option in action.options), "--profile", *self.own_flags)
+        flags = (*(option for action in self.dump.actions for option in action.options), *own_flags)
+        whose = "SGLang or of guarded-serve" if own_flags else "SGLang"
         return {
-            "expected": "flags of SGLang or of guarded-serve, each followed by its values",
+            "expected": f"flags of {whose}, each followed by its values",
             "found": " ".join(error.unknown),
             "remedy": meant(error.unknown, flags) or LIST_FLAGS,
         }

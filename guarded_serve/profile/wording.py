@@ -28,13 +28,15 @@ def meant(words: Iterable[str], flags: Iterable[str]) -> str | None:
     """A hint for words of a command line that nothing takes: a flag's nearest name, a profile without its flag."""
     flags = tuple(flags)
     hints = []
+    value_of_flag = False  # what follows a flag that nobody knows is most likely its value
     for word in words:
         name = word.partition("=")[0]
         if word.startswith("-"):
             near = nearest(name, flags)
             hints.append(f"did you mean {near} for {name}?" if near else None)
-        elif word.lower().endswith(".toml") and "--profile" in flags:
+        elif word.lower().endswith(".toml") and "--profile" in flags and not value_of_flag:
             hints.append(f"a profile has a flag before it: --profile {word}")
+        value_of_flag = word.startswith("-") and "=" not in word
     return " ".join(hint for hint in hints if hint) or None
 
 

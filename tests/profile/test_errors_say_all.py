@@ -206,3 +206,40 @@ def test_the_console_script_too(tmp_path: Path) -> None:
     )
     assert (done.returncode, "Traceback" in done.stderr) == (ExitCode.MISSING, False)
     assert done.stderr.startswith("guarded-serve report: nothere does not exist\n    expected: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("modl-path: m", "did you mean --model-path for --modl-path?"),
+        ("guard-cycles: d", "`guarded-serve launch --help` lists the flags"),
+        ("profil: x.toml", "`guarded-serve launch --help` lists the flags"),
+    ],
+)
+def test_a_config_file_takes_none_of_the_guards_own_flags(
+    tmp_path: Path, line: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(f"{line}\n")
+    code, text = said(capsys, *CHECK, "--model-path", "m", "--config", str(path))
+    assert code == ExitCode.USAGE
+    assert f"remedy: {remedy}" in text
+    assert "guarded-serve, each" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("--profle", "x.toml"), "did you mean --profile for --profle?"),
+        (
+            ("--profle=x", "y.toml"),
+            "did you mean --profile for --profle? a profile has a flag before it: --profile y.toml",
+        ),
+        (("x.toml",), "a profile has a flag before it: --profile x.toml"),
+    ],
+)
+def test_what_follows_an_unknown_flag_is_its_value(
+    words: tuple[str, ...], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, text = said(capsys, *CHECK, "--model-path", "m", *words)
+    assert f"remedy: {remedy}\n" in text
