@@ -84,8 +84,20 @@ def missing(path: Path) -> Unusable:
     )
 
 
-def unreadable(error: PermissionError) -> Unusable:
-    """A path that may not be read."""
+def unreadable(error: OSError) -> Unusable:
+    """A path that is not there, may not be read or cannot be. Raises an error again that is of no path."""
+    if error.filename is None:
+        raise error
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return missing(Path(error.filename))
+    if not isinstance(error, PermissionError):
+        return Unusable(
+            ExitCode.MISSING,
+            f"{error.filename} cannot be read: {error.strerror}",
+            expected=EXPECTED,
+            found=error.strerror,
+            remedy=WHERE,
+        )
     return Unusable(
         ExitCode.PERMISSION,
         f"{error.filename} may not be read by this user",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from guarded_serve.commands._cycle_source import EXPECTED, WHERE, Unusable, add_source, missing, source, unreadable
+from guarded_serve.commands._cycle_source import EXPECTED, WHERE, Unusable, add_source, source, unreadable
 from guarded_serve.commands._fail import fail
 from guarded_serve.exit_codes import ExitCode
 from guarded_serve.profile.wording import meant
@@ -57,11 +57,9 @@ def _read(paths: list[Path]) -> tuple[list[Path], Summary]:
     try:
         files = find_files(paths)
         summary = summarise(files)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise missing(Path(error.filename)) from None
     except NoCycles as error:
         raise Unusable(ExitCode.MISSING, str(error), expected=EXPECTED, found="none", remedy=WHERE) from None
-    except PermissionError as error:
+    except OSError as error:
         raise unreadable(error) from None
     if not summary.records:
         raise Unusable(

@@ -55,9 +55,9 @@ def run(options: argparse.Namespace, sglang_flags: list[str]) -> int:
         return _watch(Tail(paths[0]), Live(baselines, kept_s=options.window), str(paths[0]), options)
     except Unusable as error:
         return fail("top", error.code, str(error), **error.evidence)
-    except PermissionError as error:
-        closed = unreadable(error)
-        return fail("top", closed.code, str(closed), **closed.evidence)
+    except OSError as error:
+        lost = unreadable(error)
+        return fail("top", lost.code, str(lost), **lost.evidence)
     except KeyboardInterrupt:
         return ExitCode.OK
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -160,26 +161,31 @@ def read_disk(purpose: str, path: Path | None, wanted: int, asked: bool = False)
     """Free space of the file system that a folder is on, or will be on once it is made."""
     if path is None:
         return Disk(purpose, "", "", 0, wanted, writable=False)
-    nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), Path("/"))
+    # os.path: pathlib raises for what lies in a folder that may not be entered, or has too long a name.
+    nearest = next((place for place in (path, *path.absolute().parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
     try:
         free = shutil.disk_usage(nearest).free
     except OSError:
         free = 0
-    why = _write_trouble(nearest) if asked else ""
+    why = _write_trouble(path, nearest) if asked else ""
     writable = not why and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     return Disk(purpose, str(path), str(nearest), free, wanted, writable, asked, why)
 
 
-def _write_trouble(folder: Path) -> str:
-    """Why nothing can be made in a folder; empty where it can.
+def _write_trouble(path: Path, nearest: Path) -> str:
+    """Why a folder cannot be made or nothing made in it; empty where it can. ``nearest`` is what is there of its path.
 
     Tried, for access(2) tells root yes in /proc, and nobody of immutable folders and squashed shares. A full disk is
     no trouble of this kind: the log drops records then, and ``free`` says so.
     """
     try:
-        os.rmdir(tempfile.mkdtemp(prefix=".guarded-serve-", dir=folder))  # noqa: PTH106 - a name, not a Path
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()
+        os.rmdir(tempfile.mkdtemp(prefix=".guarded-serve-", dir=nearest))  # noqa: PTH106 - a name, not a Path
     except OSError as error:
         return "" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+    except ValueError as error:  # a NUL in it
+        return str(error)
     return ""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,8 @@ def test_disk() -> None:
         ("/proc/x", "No such file or directory"),  # access(2) says yes to root
         ("file", "Not a directory"),
         ("file/below", "Not a directory"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "embedded null byte"),
         ("new/below", ""),
         ("", ""),
     ],
@@ -164,6 +168,23 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, path: str, why: str) -> No
     outcome = _outcome("host.disk", disks=(found,))
     assert (outcome.status is Status.FAIL) is bool(why)
     assert [(one.exit_code, one.found) for one in outcome.findings] == ([(ExitCode.PERMISSION, why)] if why else [])
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize(("mode", "writable"), [(0o700, False), (0o777, True)])
+def test_a_folder_in_another_users_closed_one(mode: int, writable: bool) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are closed to others as a whole
+    try:
+        folder.chmod(mode)
+        os.seteuid(65534)
+        try:
+            found = read_disk("the cycle log", folder / "new" / "below", 0, asked=True)
+        finally:
+            os.seteuid(0)
+        assert (found.writable, found.why) == (writable, "" if writable else "Permission denied")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(("number", "writable"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)])

@@ -105,3 +105,8 @@ def test_a_folder_without_cycles(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_wrong_baseline_says_what_is_right(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not BS=TOK_S"):
         baseline(text)
+
+
+def test_a_name_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("x" * 300) == 66
+    assert "cannot be read: File name too long" in capsys.readouterr().err

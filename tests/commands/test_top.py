@@ -63,6 +63,8 @@ def test_the_profile_says_where_and_what_the_baseline_is(tmp_path: Path, capsys:
         (["/nowhere/at/all"], 66, "does not exist"),
         ([], 64, "no cycle log is named"),
         (["/dev/null"], 64, "is not one folder"),
+        (["x" * 300], 66, "File name too long"),
+        (["/dev/null/x"], 66, "does not exist"),
         (["/tmp", "--window", "0"], 64, "above 0"),
         (["--profile", "/nowhere.toml"], 66, "/nowhere.toml"),
     ],
@@ -70,3 +72,22 @@ def test_the_profile_says_where_and_what_the_baseline_is(tmp_path: Path, capsys:
 def test_wrong_use(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(*arguments) == code
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_goes_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cycles"
+    folder.mkdir()
+    monkeypatch.setattr(time, "sleep", lambda _: folder.rmdir())
+    assert _run(str(folder), "--once") == 66
+    assert f"{folder} does not exist" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_no_missing_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("rich.console.Console.print", closed)
+    with pytest.raises(BrokenPipeError):
+        _run(str(tmp_path), "--once", "--window", "0.1")
