@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.secret_names import MASK, SECRET_SETTINGS, is_secret_name
@@ -26,7 +27,7 @@ class Redactor:
         environment = {**os.environ, **{name: str(set_.value) for name, set_ in deployment.environment.items()}}
         values = [str(deployment.get(name)) for name in SECRET_SETTINGS if deployment.get(name)]
         values += [value for name, value in environment.items() if is_secret_name(name)]
-        return cls(values)
+        return cls([*values, *_typed(deployment.arguments)])
 
     def text(self, text: str) -> str:
         """The text with every secret masked."""
@@ -35,3 +36,12 @@ class Redactor:
     def block(self, data: bytes) -> bytes:
         """The same for raw output."""
         return self._bytes.sub(MASK.encode(), data) if self._bytes else data
+
+
+def _typed(arguments: Sequence[str]) -> Iterator[str]:
+    """What stands behind a secret's flag, written in full: no value is known of a command line that is refused."""
+    flags = {f"--{name.replace('_', '-')}" for name in SECRET_SETTINGS}
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        name, joined, value = word.partition("=")
+        if name in flags and (joined or not following.startswith("--")):
+            yield value if joined else following

@@ -243,3 +243,14 @@ def test_what_follows_an_unknown_flag_is_its_value(
 ) -> None:
     _, text = said(capsys, *CHECK, "--model-path", "m", *words)
     assert f"remedy: {remedy}\n" in text
+
+
+@pytest.mark.parametrize("command", [("launch", "--guard-dry-run"), ("profile", "show")])
+@pytest.mark.parametrize("key", [("--api-key", "sk-12345678"), ("--api-key=sk-12345678",)])
+def test_no_secret_is_shown_of_a_refused_command_line(
+    command: tuple[str, ...], key: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = said(capsys, *command, "--model-path", "m", *key, "--ssl-keyfile", "/etc/key.pem", "--frobnicate")
+    assert code == ExitCode.USAGE
+    assert "sk-12345678" not in text
+    assert "--ssl-keyfile /etc/key.pem" in text
