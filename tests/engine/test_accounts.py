@@ -20,7 +20,7 @@ AT_ONCE = 12
 
 
 def _request(url: str, number: int) -> dict[str, Any]:
-    """One streamed request; every seventh is cancelled after a few pieces. Returns the newest of every key of meta_info.
+    """One streamed request; every seventh is cancelled after a few pieces. Returns meta_info, each key's newest value.
 
     Cancelled after a retraction, while it waits, it ends with a meta_info that counts nothing.
     """
