@@ -38,7 +38,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plugin import write_plugin
 from guarded_serve.engine_link import ENVIRONMENT_KEY, EngineSettings
+from guarded_serve.facts.ports import free_port
 from guarded_serve.timing import maths
 from guarded_serve.timing.reader import cycles, find_files
 from guarded_serve.timing.record import Cycle
@@ -126,14 +128,8 @@ class Server:
 @contextlib.contextmanager
 def serve(command: list[str], flags: str, folder: Path, **environment: str) -> Iterator[Server]:
     folder.mkdir(parents=True)
-    plugin = folder / "plugin" / "guarded_serve-0.dist-info"
-    plugin.mkdir(parents=True)
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: guarded-serve\nVersion: 0\n")
-    entry = "[sglang.srt.plugins]\nguarded_serve = guarded_serve.engine.plugin:register\n"
-    (plugin / "entry_points.txt").write_text(entry)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    plugin = write_plugin(folder / "plugin")
+    port = free_port()
     server = Server(f"http://127.0.0.1:{port}", folder)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(str(folder / "s"))
@@ -145,7 +141,7 @@ def serve(command: list[str], flags: str, folder: Path, **environment: str) -> I
 
     threading.Thread(target=listen, daemon=True).start()
     mark = EngineSettings("benchmark", str(folder / "s"), str(folder / "control"), str(folder / "cycles"))
-    path = os.pathsep.join([str(folder / "plugin"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")])
     variables = {**os.environ, "PYTHONPATH": path, ENVIRONMENT_KEY: mark.to_json(), **environment}
     log = folder / "log"
     with log.open("wb") as output:

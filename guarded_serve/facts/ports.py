@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ DEFAULT_HOST = "127.0.0.1"
 DP_PORT_DISTANCE = 233  # server_args.py: ZMQ_TCP_PORT_DELTA
 DP_DERIVED_PORTS = 6  # server_args.py: NUM_DERIVED_PORTS
 LAST_PORT = 65535
+EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_OFFERED = 15000
 
 
 class PortState(str, Enum):
@@ -86,6 +89,21 @@ def wanted_ports(deployment: Deployment) -> tuple[WantedPort, ...]:
     if metrics.port:
         ports.append(WantedPort("the guard's metrics", "[metrics] port", metrics.host, metrics.port))
     return tuple(ports)
+
+
+def free_port(host: str = DEFAULT_HOST, ephemeral: Path = EPHEMERAL_RANGE) -> int:
+    """A port that can be bound now, for a server of ours to bind a little later.
+
+    Below the kernel's ephemeral range where there is room: any outgoing connection may take a port in it first.
+    Raises OSError when nothing can be bound at ``host``.
+    """
+    offered = range(_FIRST_OFFERED, int(ephemeral.read_text().split()[0]))
+    for port in random.sample(offered, min(len(offered), 100)):
+        if read_port(WantedPort("a server of ours", "--port", host, port)).state is PortState.FREE:
+            return port
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def read_ports(wanted: tuple[WantedPort, ...], root: Path = PROC) -> tuple[Port, ...]:

@@ -7,7 +7,6 @@ start by ``supervise.start_deadline_s``, a request by its timeout, the end by SI
 from __future__ import annotations
 
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.findings import Finding
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.variant import with_settings
@@ -57,15 +57,8 @@ def local(deployment: Deployment) -> Deployment:
     """The same deployment for us alone: a free port of this machine, and no cycle log."""
     profile = deployment.profile
     quiet = profile.model_copy(update={"timing": profile.timing.model_copy(update={"directory": None})})
-    settings = {"host": HOST, "port": free_port()}
+    settings = {"host": HOST, "port": free_port(HOST)}
     return replace(with_settings(deployment, settings, origin="the smoke test"), profile=quiet)
-
-
-def free_port() -> int:
-    """A port that nobody had a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def run_server(label: str, deployment: Deployment, plan: Plan, command: tuple[str, ...], outlook: Outlook) -> Run:

@@ -85,9 +85,9 @@ class Child:
         """Remember what the tree holds under /dev/shm now, to remove at the end what it leaves there."""
         self._tell({"do": "note"})
 
-    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ask the server to end, as `sglang.launch_server` is asked; what the tree holds under /dev/shm is noted."""
-        self._tell({"do": "ask", "signal": int(number)})
+    def terminate(self) -> None:
+        """Ask the server to end (SIGTERM); what the tree holds under /dev/shm is noted."""
+        self._tell({"do": "terminate"})
 
     def kill(self) -> None:
         """SIGKILL everything; `Callbacks.all_gone` follows."""

@@ -11,6 +11,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from guarded_serve.supervisor.progress import CANNOT_BIND
+
 
 @dataclass(frozen=True)
 class Death:
@@ -75,7 +77,7 @@ _SIGNS = (
     ),
     _sign(
         "port",
-        r"error while attempting to bind on address",
+        re.escape(CANNOT_BIND.decode()),
         "its port could not be had",
         "the line above says why; ports below 1024 need a privilege, and the address must be this machine's",
     ),

@@ -157,7 +157,7 @@ class Launch:
                 elif stage := stage_of(line):
                     self.told.stage(stage)
         self.told.lines(block)
-        if self._answered_at is None and any(CANNOT_BIND in line for line in lines):
+        if self._answered_at is None and CANNOT_BIND in block:
             self._lose(None)
 
     def _on_events(self) -> None:

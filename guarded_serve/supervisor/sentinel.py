@@ -10,8 +10,8 @@ as well, ends the rest.
 Messages are JSON packets over a SOCK_SEQPACKET socket:
 
 - from the launcher: ``{"argv": [...], "run_folder": ...}`` first, then ``{"do": "note"}`` (take note of the shared
-  memory that the tree holds now), ``{"do": "ask", "signal": 15}`` (note, then signal the server: asked the other way
-  round it could be gone before its memory was known) and ``{"do": "kill"}``;
+  memory that the tree holds now), ``{"do": "terminate"}`` (note, then SIGTERM to the server: the other way round it
+  could be gone before its memory was known) and ``{"do": "kill"}``;
 - to the launcher: ``{"started": pid}``, ``{"exited": status}`` (as `subprocess` counts: negative for a signal),
   ``{"removed": [paths]}``. The socket's end means that no process of the tree is left.
 """
@@ -173,7 +173,7 @@ class _Sentinel:
         self.exited = False  # the server; its process id may be another's by now
         self.run_folder: str | None = None
         self.before = shared_memory()
-        self.asked = False  # to end by itself
+        self.ending = False  # asked to end by itself
         self.killing = False
         self.orphaned = False  # the launcher is gone
         self.seen: set[int] = set()
@@ -202,9 +202,9 @@ class _Sentinel:
         while self._reap():
             if self.killing:
                 self._kill()
-            elif self.asked:
+            elif self.ending:
                 self._note()  # it may still be starting, and make more
-            ready = poll.poll(50 if self.killing else 200 if self.asked else None)
+            ready = poll.poll(50 if self.killing else 200 if self.ending else None)
             for descriptor, _ in ready:
                 if descriptor == wake_read:
                     _drain(wake_read)
@@ -263,26 +263,25 @@ class _Sentinel:
         wish = message.get("do")
         if wish == "note":
             self._note()
-        elif wish == "ask":
+        elif wish == "terminate":
             self._note()
-            self.asked = True
+            self.ending = True
             if not self.exited:
-                send_signal(self.server, message["signal"])
+                send_signal(self.server, signal.SIGTERM)
         elif wish == "kill":
             self._note()
             self.killing = True
         return True
 
-    def _note(self) -> None:
+    def _note(self) -> list[int]:
+        """Remember the tree's processes and their shared memory; returns the processes."""
         below = descendants(os.getpid())
         self.seen.update(below)
         self.shared |= shared_memory_of(below)
+        return below
 
     def _kill(self) -> None:
-        below = descendants(os.getpid())
-        self.seen.update(below)
-        self.shared |= shared_memory_of(below)
-        for pid in below:
+        for pid in self._note():
             send_signal(pid, signal.SIGKILL)
 
     def _tell(self, message: dict[str, object]) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.timing.live import Live
 from guarded_serve.timing.metrics import EngineCollector, serve
 from guarded_serve.timing.record import Cycle
@@ -31,13 +31,6 @@ needs_prometheus = pytest.mark.skipif(
     reason="no Prometheus here: apt-get install prometheus, or PROMETHEUS_BIN=FOLDER of an unpacked one",
 )
 CYCLE = Cycle(1000.0, 0, 1, 2, 3, 4, 2.0, 20.0, 2.0, 25.0, 30.0, [3, 1], "cuda-event")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @needs_prometheus
@@ -85,7 +78,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
 
     worker = threading.Thread(target=work)
     worker.start()
-    port, own = _free_port(), _free_port()
+    port, own = free_port(), free_port()
     end = serve("127.0.0.1", own, EngineCollector(live, lock, lambda: "serving", lambda: False))
     config = {
         "global": {"scrape_interval": "1s"},

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from guarded_serve.facts.ports import free_port
 from tests.support.bare_sglang import eagle3_flags, serve
 from tests.support.guarded import DEMO_PROFILE, ROOT
-from tests.support.supervised import free_port
 
 PROMPTS = [json.loads(line) for line in (ROOT / "demo/prompts.jsonl").read_text().splitlines()]
 

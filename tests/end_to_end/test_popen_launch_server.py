@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.profile.sglang_parser import installed_version
 from tests.support.popen_launch_server import popen_launch_server
-from tests.support.supervised import free_port
 
 
 @pytest.mark.skipif(installed_version() is None, reason="SGLang is not installed")

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.profile.resolve import CPU_KERNELS
 from guarded_serve.profile.sglang_parser import installed_version
 from tests.support.popen_launch_server import popen_launch_server
-from tests.support.supervised import free_port
 
 pytestmark = [
     pytest.mark.engine,

@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from guarded_serve.facts.ports import PortState, WantedPort, read_port, wanted_ports
+from guarded_serve.facts.ports import EPHEMERAL_RANGE, PortState, WantedPort, free_port, read_port, wanted_ports
 from tests.support.gpu_deployments import deployment
 
 
@@ -87,6 +88,27 @@ def test_a_name_with_an_address_that_is_switched_off(monkeypatch: pytest.MonkeyP
     assert read_port(_wanted(port, "x")).state is PortState.IN_USE
     listener.close()
     assert read_port(_wanted(port, "x")).state is PortState.FREE
+
+
+def test_an_offered_port_is_not_one_that_an_outgoing_connection_gets() -> None:
+    lowest = int(EPHEMERAL_RANGE.read_text().split()[0])
+    offered = {free_port() for _ in range(50)}
+    assert max(offered) < lowest
+    assert len(offered) > 25, "at random, for those who ask at the same time"
+
+
+def test_a_port_in_use_is_not_offered(tmp_path: Path) -> None:
+    narrow = tmp_path / "range"
+    narrow.write_text("15001\t60999\n")  # one port to offer
+    assert free_port(ephemeral=narrow) == 15000
+    with socket.create_server(("127.0.0.1", 15000)):
+        assert free_port(ephemeral=narrow) > 15000
+
+
+def test_without_room_below_the_range_the_kernel_chooses(tmp_path: Path) -> None:
+    wide = tmp_path / "range"
+    wide.write_text("1024\t65535\n")
+    assert read_port(_wanted(free_port(ephemeral=wide))).state is PortState.FREE
 
 
 def _ports(**server: object) -> dict[int, str]:

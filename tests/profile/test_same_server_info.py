@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.profile.resolve import CPU_KERNELS
 from guarded_serve.profile.sglang_parser import installed_version
-from tests.support.supervised import free_port
 
 pytestmark = [
     pytest.mark.engine,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.facts.ports import free_port
 from guarded_serve.findings import Severity
 from guarded_serve.profile.deployment import Deployment
 from guarded_serve.profile.resolve import resolve
@@ -30,7 +31,6 @@ from guarded_serve.smoke.probe import (
 )
 from guarded_serve.supervisor.ready import Address
 from tests.support.smoke_facts import plain, sample
-from tests.support.supervised import free_port
 
 
 def deployment(folder: Path, probe: str = "", flags: tuple[str, ...] = ()) -> Deployment:

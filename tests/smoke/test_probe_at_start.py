@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from guarded_serve.facts.ports import free_port
 from tests.support.smoked import pids, start
-from tests.support.supervised import alive, free_port, wait_until
+from tests.support.supervised import alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = (

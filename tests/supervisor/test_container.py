@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.supervisor.loop import Loop
 from guarded_serve.supervisor.reaper import Reaper
-from tests.support.supervised import ROOT, free_port, wait_until
+from tests.support.supervised import ROOT, wait_until
 
 NOT_ROOT = os.geteuid() != 0
 

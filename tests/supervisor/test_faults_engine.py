@@ -19,9 +19,10 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.facts.py_spy import find_py_spy
 from tests.support.engine_launcher import READY_S, flags_of, launched
-from tests.support.supervised import ROOT, free_port, wait_until
+from tests.support.supervised import ROOT, wait_until
 from tests.support.toy import ToyPair, make_pair
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

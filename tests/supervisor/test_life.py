@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from guarded_serve.engine_link import ENVIRONMENT_KEY, LOAD_HOOKS, EngineSettings
+from guarded_serve.facts.ports import free_port
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
 from guarded_serve.supervisor import run
@@ -23,7 +24,7 @@ from guarded_serve.supervisor.fold import PASSED
 from guarded_serve.supervisor.loop import Loop
 from guarded_serve.supervisor.output import Output
 from guarded_serve.supervisor.preflight import Gate
-from tests.support.supervised import Supervised, alive, free_port, wait_until
+from tests.support.supervised import Supervised, alive, wait_until
 
 
 def _never(_: Deployment) -> Gate:

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from guarded_serve.facts.ports import free_port
 from tests.support.tied import tied_to_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,13 +99,6 @@ class Server:
         httpx.post(f"{self.url}/flush_cache", timeout=30).raise_for_status()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def serve(
     target: Path, flags: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
@@ -114,7 +107,7 @@ def serve(
 
     `environment` adds variables; its PYTHONPATH comes before the operators' folder.
     """
-    port = _free_port()
+    port = free_port()
     command = [python(), "-m", "sglang.launch_server", "--model-path", str(target)]
     command += [*cpu_flags(), "--port", str(port), *flags]
     kernels = str(ROOT / "guarded_serve" / "cpu_kernels")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import httpx
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.supervisor import sentinel
-from tests.support.supervised import ROOT, alive, free_port, wait_until
+from tests.support.supervised import ROOT, alive, wait_until
 from tests.support.toy import ToyPair
 
 READY_S = 240.0

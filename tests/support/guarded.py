@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.support.supervised import free_port
+from guarded_serve.facts.ports import free_port
 from tests.support.tied import tied_to_parent
 
 ROOT = Path(__file__).resolve().parents[2]

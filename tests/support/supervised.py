@@ -23,6 +23,7 @@ from typing import Any
 
 from guarded_serve.checks.load import Foretold
 from guarded_serve.exit_codes import ExitCode
+from guarded_serve.facts.ports import free_port
 from guarded_serve.findings import Finding, Outcome, Report, Severity, Status
 from guarded_serve.profile.deployment import Deployment, Setting
 from guarded_serve.profile.model import Profile
@@ -34,13 +35,6 @@ from guarded_serve.supervisor.ready import Address, generate
 from guarded_serve.supervisor.run import Options, supervise
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """A port that nobody had a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def alive(pid: int) -> bool:

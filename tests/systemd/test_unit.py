@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from guarded_serve.exit_codes import NOT_WORTH_A_RESTART
-from tests.support.supervised import ROOT, free_port
+from guarded_serve.facts.ports import free_port
+from tests.support.supervised import ROOT
 from tests.support.systemd import Systemd, why_not
 
 UNITS = ROOT / "systemd"

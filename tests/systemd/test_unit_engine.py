@@ -13,7 +13,8 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.support.supervised import ROOT, free_port
+from guarded_serve.facts.ports import free_port
+from tests.support.supervised import ROOT
 from tests.support.systemd import Systemd, why_not
 from tests.support.toy import ToyPair, make_pair
 
