@@ -12,9 +12,9 @@ cd "$here"
 case ${1:-} in
   train)
     unpack "$pack" > /dev/null 2>&1 &
-    PYTHONPATH=$here python3 -m demo.train --large --out "$pair" --set target_steps=800 --set target_batch=64 \
-      --set target_rate=1e-3 --set dropout=0 --set generated=24576 --set generated_batch=4096 --set drafter_steps=1200 \
-      --set drafter_batch=64 --set drafter_rate=1e-3 --set sibling_rounds=0 --set pool=400 --set prompts=32
+    PYTHONPATH=$here python3 -m demo.train --large --out "$pair" --set target_steps=600 --set target_batch=64 \
+      --set target_rate=1e-3 --set dropout=0 --set generated=16384 --set generated_batch=4096 --set drafter_steps=1000 \
+      --set drafter_batch=64 --set drafter_rate=1e-3 --set sibling_rounds=0 --set pool=250 --set prompts=32
     wait
     exec python3 -m benchmarks.gpu_smoke deepen --pair "$pair"
     ;;

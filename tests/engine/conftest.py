@@ -78,7 +78,7 @@ def marked_server(
         with pytest.MonkeyPatch.context() as patch:
             for name, value in {ENVIRONMENT_KEY: settings.to_json(), **environment}.items():
                 patch.setenv(name, value)
-            with serve(target, flags, folder / "log") as server:
+            with serve(target, flags, folder / "log", environment) as server:
                 yield Marked(server, folder, events)
     finally:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as closer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,8 @@ import httpx
 import pytest
 
 from tests.engine.conftest import marked_server
-from tests.support.bare_sglang import eagle3_flags
+from tests.support import ledger
+from tests.support.bare_sglang import ROOT, eagle3_flags
 from tests.support.toy import ToyPair
 
 REQUESTS = 1000
@@ -20,10 +22,7 @@ AT_ONCE = 12
 
 
 def _request(url: str, number: int) -> dict[str, Any]:
-    """One streamed request; every seventh is cancelled after a few pieces. Returns meta_info, each key's newest value.
-
-    Cancelled after a retraction, while it waits, it ends with a meta_info that counts nothing.
-    """
+    """One streamed request; every seventh is cancelled after a few pieces. Returns the last meta_info."""
     choose = random.Random(number)
     sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": choose.randrange(1, 40), "ignore_eos": True}
     if number % 3 == 0:
@@ -43,7 +42,7 @@ def _request(url: str, number: int) -> dict[str, Any]:
         for line in answer.iter_lines():
             if not line.startswith("data: {"):
                 continue
-            meta |= json.loads(line.removeprefix("data: ")).get("meta_info", {})
+            meta = json.loads(line.removeprefix("data: ")).get("meta_info", {})
             pieces += 1
             if pieces == cancel_after:
                 httpx.post(f"{url}/abort_request", json={"rid": body["rid"]}, timeout=30)
@@ -55,14 +54,21 @@ def _request(url: str, number: int) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_accounts_close(tmp_path: Path, toy: ToyPair) -> None:
     """Rows of all records less the dropped ones equal SGLang's verifications; tokens equal prefill's plus accepted less
-    what stopping cut off. All three are counted, none is fitted."""
-    retraction = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "25"}
-    with marked_server(tmp_path, toy.target, eagle3_flags(toy.drafter, 3, 1, 4), **retraction) as marked:
+    what stopping cut off. All three are counted, none is fitted. SGLang's side is its scheduler's, request by request:
+    of one that is cancelled while it waits after a retraction, the client does not learn the counts."""
+    environment = {
+        "SGLANG_TEST_RETRACT": "1",
+        "SGLANG_TEST_RETRACT_INTERVAL": "25",
+        "PYTHONPATH": os.pathsep.join([str(ledger.write_plugin(tmp_path / "plugin")), str(ROOT)]),
+        ledger.LEDGER: str(tmp_path / "ledger"),
+    }
+    with marked_server(tmp_path, toy.target, eagle3_flags(toy.drafter, 3, 1, 4), **environment) as marked:
         before = len(marked.records())
         prefill_before = marked.totals().prefill_tokens
         with ThreadPoolExecutor(AT_ONCE) as pool:
             meta = list(pool.map(lambda number: _request(marked.server.url, number), range(REQUESTS)))
         records = marked.records()[before:]
+        counted = ledger.read(tmp_path / "ledger")
         beat, totals = marked.of("beat")[-1], marked.totals()
         log = (tmp_path / "log").read_text()
     reasons = [entry["finish_reason"]["type"] for entry in meta]
@@ -70,13 +76,21 @@ def test_accounts_close(tmp_path: Path, toy: ToyPair) -> None:
     assert {"stop", "length", "abort"} <= set(reasons)
     assert max(record.bs for record in records) > 4
 
+    ours = [counted[f"request-{number}"] for number in range(REQUESTS) if f"request-{number}" in counted]
+    assert len(ours) > REQUESTS * 0.9, "all but those cancelled before the scheduler saw them"
+    told = [entry for entry in meta if "spec_verify_ct" in entry]
+    assert len(told) > REQUESTS * 0.8
+    for entry in told:
+        assert entry["spec_verify_ct"] == counted[entry["id"]]["verifications"]
+        assert entry["completion_tokens"] == counted[entry["id"]]["tokens"]
+
     rows = sum(len(record.kept()) for record in records)
-    assert rows == sum(entry.get("spec_verify_ct", 0) for entry in meta)
+    assert rows == sum(one["verifications"] for one in ours)
 
     prefill = totals.prefill_tokens - prefill_before
     accepted = sum(sum(record.kept()) for record in records)
     cut = sum(record.cut for record in records)
     assert prefill > REQUESTS * 0.9, "one a request that was not cancelled before, and one after each retraction"
     assert cut > 0
-    assert sum(entry.get("completion_tokens", 0) for entry in meta) == prefill + accepted - cut
+    assert sum(one["tokens"] for one in ours) == prefill + accepted - cut
     assert (beat["dropped"], beat["lost"], beat["faults"]) == (0, 0, 0)
