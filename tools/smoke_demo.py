@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 PROFILE = ROOT / "profiles/demo-cpu.toml"
 PROMPTS = 24
-"""Enough that the scatter between prompts leaves the gain clear."""
+"""Of 40. On a busy two-core machine the run took 338 and 366 s, and the gain was clear in one of the two."""
 
 
 @dataclass(frozen=True)

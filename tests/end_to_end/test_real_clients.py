@@ -163,7 +163,7 @@ def test_bench_serving(served: Served, tmp_path: Path) -> None:
 def test_sglangs_speculative_test_kit(tmp_path: Path) -> None:
     """It knows no API key, and takes what its own `popen_launch_server` gives.
 
-    Its prompt is a chat, of which the demo pair knows nothing: 1.30 over 2,010 tokens; a broken drafter has 1.0.
+    Its prompt is a chat, of which the demo pair knows nothing: 1.30 over 2,010 tokens; 1.0 is the least there is.
     """
     url = f"http://127.0.0.1:{free_port()}"
     with (tmp_path / "log").open("wb") as log:
