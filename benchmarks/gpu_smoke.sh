@@ -1,6 +1,6 @@
 #!/bin/bash
 # benchmarks/gpu_smoke.sh train|smoke|compare [PACK]: a target of 125 M parameters and its drafter, trained on one GPU
-# in about six minutes; then smoke tested; then the gain held against bench_serving's. See gpu_smoke.py.
+# in about five minutes; then smoke tested; then the gain held against bench_serving's. See gpu_smoke.py.
 # PACK is an archive of tools/gpu/make_pack.py (default .gpu/pack.tar.xz); without one, SGLang must be installed.
 # The pair goes to $PAIR (default /tmp/guarded-serve-pair), the figures to $OUT (default: here).
 set -euo pipefail

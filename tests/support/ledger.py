@@ -1,7 +1,7 @@
 """A plugin of SGLang's that writes down what its scheduler counted for every request, however the request ended.
 
 A client does not always learn it: a request that is cancelled while it waits after a retraction ends with a meta_info
-that counts nothing, and the answer before it may be overtaken. `LEDGER` names the file.
+that counts nothing. `LEDGER` names the file.
 """
 
 from __future__ import annotations

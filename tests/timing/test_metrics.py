@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from guarded_serve.facts.ports import free_port
 from guarded_serve.timing.live import Live
 from guarded_serve.timing.metrics import EngineCollector, serve
 from guarded_serve.timing.record import Cycle
@@ -30,9 +31,7 @@ def samples() -> Samples:
     live.beat({"event": "beat", "t": 1.0, "rank": 0, **losses})
     live.totals({"event": "totals", "t": 1.0, "rank": 0, "left": 0, "totals": totals.to_mapping()})
     collector = EngineCollector(live, threading.Lock(), lambda: "serving", lambda: True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     stop = serve("127.0.0.1", port, collector)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
     stop()
