@@ -1,8 +1,8 @@
 """The smoke test's gain against SGLang's own `bench_serving`, on the same prompts, for a pair of any size.
 
-Run by `gpu_smoke.sh`, which trains the pair first. ``smoke`` is `guarded-serve smoke`; then, in ``compare``, the
-launcher serves the pair with and without its drafter, and `sglang.bench_serving` measures both at the same batch
-sizes. Both gains are ratios of the mean time per output token of a request. Exit 1 when they differ by more than 3 %.
+Run by `gpu_smoke.sh`, which trains the pair first. ``test`` is `guarded-serve smoke`, during which `bench_serving`
+measures each of its servers as well, before and after it: both meet the same machine in the same mood. Both gains are
+ratios of the mean time per output token of a request. Exit 1 when they differ by more than 3 %.
 
 ``--cpu`` runs it on the CPU engine, to rehearse it with a copy of the demo pair and `--new-tokens 32`.
 """
@@ -19,14 +19,18 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.plugin import write_plugin
+from guarded_serve import cli
 from guarded_serve.facts.ports import free_port
+from guarded_serve.smoke import server
+from guarded_serve.smoke.facts import Run
+from guarded_serve.smoke.measure import Hooks, Plan, measure
+from guarded_serve.supervisor.ready import Address
 
-CLI = [sys.executable, "-m", "guarded_serve"]
 TOLERANCE = 0.03
 SHOWN = ("verdict", "accept_length", "accepted_by_position", "first_position", "gain")
 DRAFTER = """speculative_algorithm = "EAGLE3"
@@ -55,7 +59,7 @@ PROFILE = """[profile]
 name = "bench"
 [server]
 model_path = "{pair}/target"
-max_running_requests = 16
+max_running_requests = 8
 {drafter}{device}
 [smoke]
 batch_sizes = {batch_sizes}
@@ -71,28 +75,28 @@ wait_s = 60
 """
 
 
-def write_profiles(options: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """The same deployment with and without the drafter."""
-    found = {}
-    for name, drafter in (("drafter", DRAFTER.format(pair=options.pair)), ("plain", "")):
-        backend = 'speculative_draft_attention_backend = "intel_amx"\n' if drafter else ""
-        text = PROFILE.format(
+def write_profile(options: argparse.Namespace, folder: Path) -> Path:
+    """The deployment."""
+    cpu = CPU.format(draft_backend='speculative_draft_attention_backend = "intel_amx"\n')
+    path = folder / "bench.toml"
+    path.write_text(
+        PROFILE.format(
             pair=options.pair,
-            drafter=drafter,
-            device=CPU.format(draft_backend=backend) if options.cpu else GPU,
+            drafter=DRAFTER.format(pair=options.pair),
+            device=cpu if options.cpu else GPU,
             batch_sizes=options.batch_sizes,
             new_tokens=options.new_tokens,
             repeats=options.repeats,
-        )
-        found[name] = folder / f"{name}.toml"
-        found[name].write_text(text)
-    return found
+        ),
+        encoding="utf-8",
+    )
+    return path
 
 
 def write_conversations(pair: Path, folder: Path, times: int) -> tuple[Path, int]:
-    """The pair's prompts as `bench_serving` reads them, each several times."""
+    """The pair's prompts as `bench_serving` reads them, each ``times`` times, and how many that makes."""
     lines = (pair / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    path = folder / "conversations.jsonl"
+    path = folder / f"conversations-{times}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for line in lines * times:
             turns = [{"content": json.loads(line)["text"]}, {"content": "any answer at all"}]
@@ -100,136 +104,183 @@ def write_conversations(pair: Path, folder: Path, times: int) -> tuple[Path, int
     return path, len(lines) * times
 
 
-@contextlib.contextmanager
-def launched(profile: Path, folder: Path) -> Iterator[str]:
-    """The launcher serving a profile, asked to stop at the end."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with (folder / f"launch-{profile.stem}.log").open("wb") as log:
-        command = [*CLI, "launch", "--profile", str(profile), "--host", "127.0.0.1", "--port", str(port)]
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + 300
-        while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(url + "/health", timeout=5) as answer:
-                if answer.status == 200:
-                    break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit((folder / f"launch-{profile.stem}.log").read_text(errors="replace")[-3000:])
-            time.sleep(0.2)
-        yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        print(f"launch {profile.stem}: exit {process.wait(120)}", flush=True)
+class BenchServing:
+    """`bench_serving` in a process of its own, which imports it once. Use as a context manager."""
+
+    _LOOP = (
+        "import json, sys\n"
+        "from sglang import bench_serving\n"
+        "for line in sys.stdin:\n"
+        "    sys.argv = ['bench_serving', *json.loads(line)]\n"
+        "    bench_serving.cli_main()\n"
+        "    print('done', flush=True)\n"
+    )
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._log = folder / "bench_serving.log"
+        self.found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+
+    def __enter__(self) -> BenchServing:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", self._LOOP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def measure(self, label: str, address: Address, plan: Plan, hooks: Hooks) -> Run:
+        """What the smoke test calls: its own measurement between two of `bench_serving`'s."""
+        self._measure(label, address)
+        run = measure(label, address, plan, hooks)
+        self._measure(label, address)
+        return run
+
+    def _measure(self, label: str, address: Address) -> None:
+        for batch in self._options.batch_sizes:
+            found = self._one(f"http://{address.host}:{address.port}", batch)
+            self.found.setdefault(label, {}).setdefault(batch, []).append(found)
+            print(f"bench_serving, {label}, batch size {batch}: {found}", flush=True)
+
+    def _one(self, url: str, batch: int) -> dict[str, Any]:
+        """One batch size; every prompt so often that the last answers, which see a smaller batch, weigh little."""
+        path, count = write_conversations(self._options.pair, self._folder, max(1, batch // 2))
+        output = self._folder / f"bench-{batch}-{time.monotonic_ns()}.jsonl"
+        target = str(self._options.pair / "target")
+        arguments = [
+            *("--backend", "sglang", "--base-url", url, "--model", target, "--tokenizer", target),
+            *("--dataset-name", "custom", "--dataset-path", str(path), "--num-prompts", str(count)),
+            *("--sharegpt-output-len", str(self._options.new_tokens), "--disable-ignore-eos"),
+            *("--max-concurrency", str(batch), "--output-file", str(output), "--disable-tqdm"),
+            *("--warmup-requests", str(batch)),
+        ]
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        if not any(line == "done\n" for line in self._process.stdout):
+            raise SystemExit(self._log.read_text(errors="replace")[-3000:])
+        found = json.loads(output.read_text().splitlines()[-1])
+        wanted = ("completed", "output_throughput", "mean_tpot_ms", "median_tpot_ms", "mean_ttft_ms", "accept_length")
+        return {name: found.get(name) for name in wanted}
 
 
-def bench(url: str, options: argparse.Namespace, batch: int, data: tuple[Path, int], folder: Path) -> dict[str, Any]:
-    """What `bench_serving` says at one batch size."""
-    output = folder / f"bench-{batch}-{time.monotonic_ns()}.jsonl"
-    command = [
-        *(sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang", "--base-url", url),
-        *("--dataset-name", "custom", "--dataset-path", str(data[0]), "--num-prompts", str(data[1])),
-        *("--sharegpt-output-len", str(options.new_tokens), "--max-concurrency", str(batch), "--disable-ignore-eos"),
-        *("--model", str(options.pair / "target"), "--tokenizer", str(options.pair / "target")),
-        *("--output-file", str(output), "--disable-tqdm", "--warmup-requests", "8"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise SystemExit((done.stdout + done.stderr)[-3000:])
-    found = json.loads(output.read_text().splitlines()[-1])
-    wanted = ("completed", "output_throughput", "mean_tpot_ms", "median_tpot_ms", "mean_ttft_ms", "accept_length")
-    return {name: found.get(name) for name in wanted}
+def widen(target: Path, width: int) -> None:
+    """Give a target's layers more hidden units that change nothing (their outputs are zero).
 
-
-def deepen(target: Path, layers: int) -> None:
-    """Give a target more layers that change nothing (their outputs are zero), so that its GPU time is a real model's.
-
-    With 24 layers the GPU works 3.0 of the 4.7 ms of a cycle at batch size 1 and waits for SGLang's Python in between,
-    which no two runs do alike.
+    Without them a layer is so small that the GPU waits for SGLang's Python most of the time, which no two runs do
+    alike. More units, unlike more layers, make a prefill no longer on the CPU.
     """
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - torch
+    import torch  # noqa: PLC0415
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
 
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     tensors = load_file(target / "model.safetensors")
-    last = config["num_hidden_layers"] - 1
-    for index in range(last + 1, layers):
-        for name, tensor in list(tensors.items()):
-            if name.startswith(f"model.layers.{last}."):
-                copied = tensor.clone()
-                if name.endswith(("o_proj.weight", "down_proj.weight")):
-                    copied.zero_()
-                tensors[name.replace(f".{last}.", f".{index}.", 1)] = copied
+    for name, tensor in tensors.items():
+        if name.endswith(("gate_proj.weight", "up_proj.weight")):
+            tensors[name] = tensor.repeat(-(-width // len(tensor)), 1)[:width].contiguous()
+        elif name.endswith("down_proj.weight"):
+            tensors[name] = torch.nn.functional.pad(tensor, (0, width - tensor.shape[1]))
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    config["num_hidden_layers"] = layers
+    config["intermediate_size"] = width
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def smoke(options: argparse.Namespace, folder: Path, profiles: dict[str, Path]) -> None:
-    """The smoke test's report, kept beside the pair."""
-    started = time.monotonic()
-    command = [*CLI, "smoke", "--profile", str(profiles["drafter"]), "--report", str(folder / "report")]
-    code = subprocess.run(command, check=False).returncode
-    print(f"smoke: exit {code} after {time.monotonic() - started:.0f} s", flush=True)
-    text = (folder / "report" / "result.json").read_text(encoding="utf-8")
-    for place in (options.pair, options.out):
-        (place / "smoke.json").write_text(text, encoding="utf-8")
+def warm(options: argparse.Namespace) -> None:
+    """Start a bare server for an untrained pair of the same shapes, so that SGLang's kernels are compiled when they are
+    needed: meant to run while the pair trains."""
+    import torch  # noqa: PLC0415
+
+    from demo import checkpoint  # noqa: PLC0415
+    from demo.model import LARGE_DRAFTER, LARGE_TARGET, Drafter, Target  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="gs-warm-") as name:
+        drafter = Drafter(LARGE_DRAFTER)
+        drafter.set_vocabulary(torch.arange(LARGE_DRAFTER.draft_vocab))
+        checkpoint.save(drafter, Path(name) / "drafter")
+        checkpoint.save(Target(LARGE_TARGET), Path(name) / "target")
+        port = free_port()
+        command = [
+            *(sys.executable, "-m", "sglang.launch_server", "--model-path", f"{name}/target", "--port", str(port)),
+            *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", f"{name}/drafter"),
+            *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
+            *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
+            *("--max-running-requests", "8", "--max-total-tokens", "20000", "--skip-tokenizer-init"),
+        ]
+        process = subprocess.Popen(command, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 240
+            while process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                    break
+                time.sleep(0.5)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def compare(options: argparse.Namespace, folder: Path, profiles: dict[str, Path]) -> int:
-    """`bench_serving` with and without the drafter, held against the smoke test's report."""
-    smoked = json.loads((options.pair / "smoke.json").read_text(encoding="utf-8"))
+def test(options: argparse.Namespace) -> int:
+    """The smoke test, with `bench_serving` in the same servers; then both gains side by side."""
+    with tempfile.TemporaryDirectory(prefix="gs-") as name:
+        folder = Path(name)
+        plugin = write_plugin(folder / "plugin")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        profile = write_profile(options, folder)
+        with BenchServing(options, folder) as bench:
+            server.measure = bench.measure
+            code = cli.main(["smoke", "--profile", str(profile), "--report", str(folder / "report")])
+        text = (folder / "report" / "result.json").read_text(encoding="utf-8")
+    (options.out / "smoke.json").write_text(text, encoding="utf-8")
+    smoked = json.loads(text)
     drafter = smoked["drafters"][0]
-    figures: dict[str, Any] = {"training": json.loads((options.pair / "training.json").read_text(encoding="utf-8"))}
-    figures["training"].pop("recipe", None)
-    figures["smoke"] = {"exit": drafter["exit_code"], **{name: drafter[name] for name in SHOWN}}
-    data = write_conversations(options.pair, folder, options.times)
-    benched: dict[str, dict[int, Any]] = {}
-    for kind, profile in profiles.items():
-        with launched(profile, folder) as url:
-            benched[kind] = {batch: bench(url, options, batch, data, folder) for batch in options.batch_sizes}
-            print(kind, benched[kind], flush=True)
-    figures["bench_serving"] = benched
+    training = json.loads((options.pair / "training.json").read_text(encoding="utf-8"))
+    training.pop("recipe", None)
+    figures = {
+        "training": training,
+        "smoke": {"exit": code, **{name: drafter[name] for name in SHOWN}},
+        "bench_serving": bench.found,
+        "gains": {},
+    }
     worst = 0.0
-    figures["gains"] = {}
     for batch in options.batch_sizes:
+        mean = {label: fmean(one["mean_tpot_ms"] for one in found[batch]) for label, found in bench.found.items()}
+        theirs = mean["baseline"] / mean["drafter"]
         ours = drafter["gain"][str(batch)]["estimate"]
-        plain, fast = benched["plain"][batch], benched["drafter"][batch]
-        theirs = plain["mean_tpot_ms"] / fast["mean_tpot_ms"]
-        rates = fast["output_throughput"] / plain["output_throughput"]
-        figures["gains"][batch] = {"smoke": ours, "bench_serving": theirs, "bench_serving_throughput": rates}
+        figures["gains"][batch] = {"smoke": ours, "bench_serving": theirs}
         worst = max(worst, abs(ours / theirs - 1))
-        apart = f"{100 * (ours / theirs - 1):+.1f} %"
-        print(f"bs {batch}: smoke {ours:.3f}, bench_serving {theirs:.3f} (throughput {rates:.3f}), {apart}", flush=True)
+        print(
+            f"bs {batch}: smoke {ours:.3f}, bench_serving {theirs:.3f}, {100 * (ours / theirs - 1):+.1f} %", flush=True
+        )
     (options.out / "gpu_smoke.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print("agree within 3 %" if worst <= TOLERANCE else "they differ by more than 3 %")
+    print(f"smoke: exit {code}; " + ("agree within 3 %" if worst <= TOLERANCE else "they differ by more than 3 %"))
     return int(worst > TOLERANCE)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["deepen", "smoke", "compare"])
+    parser.add_argument("step", choices=["widen", "warm", "test"])
     parser.add_argument("--pair", type=lambda text: Path(text).resolve(), required=True)
     parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--layers", type=int, default=72, help="of the deepened target")
+    parser.add_argument("--width", type=int, default=98304, help="hidden units of the widened target's layers")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--batch-sizes", type=json.loads, default=[1, 8])
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--times", type=int, default=2, help="how often bench_serving sends every prompt")
+    parser.add_argument("--new-tokens", type=int, default=384)
+    parser.add_argument("--repeats", type=int, default=4)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if options.step == "deepen":
-        deepen(options.pair / "target", options.layers)
-        return 0
-    with tempfile.TemporaryDirectory(prefix="gs-") as name:
-        plugin = write_plugin(Path(name) / "plugin")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        profiles = write_profiles(options, Path(name))
-        if options.step == "compare":
-            return compare(options, Path(name), profiles)
-        smoke(options, Path(name), profiles)
-        return 0
+    if options.step == "test":
+        return test(options)
+    if options.step == "widen":
+        widen(options.pair / "target", options.width)
+    else:
+        warm(options)
+    return 0
 
 
 if __name__ == "__main__":

@@ -365,9 +365,10 @@ def make(
         clock.say(f"on sibling after round {rounds}: {_told(on_sibling)}")
         if on_target.found.accept_length - on_sibling.found.accept_length >= recipe.sibling_drop:
             break
-    checkpoint.round_to_disk(sibling)
-    checkpoint.save(sibling, out / "sibling")
-    save_tokenizer(tokenizer, out / "sibling", sibling.shape.positions)
+    if rounds:
+        checkpoint.round_to_disk(sibling)
+        checkpoint.save(sibling, out / "sibling")
+        save_tokenizer(tokenizer, out / "sibling", sibling.shape.positions)
 
     summary = {
         "recipe": asdict(recipe),
@@ -385,21 +386,22 @@ def choose_prompts(documents: list[Document], out: Path, recipe: Recipe, device:
     """Write prompts.jsonl for the weights in `out`, and put what they give into training.json."""
     tokenizer = Tokenizer.from_file(str(out / "target" / "tokenizer.json"))
     drafter = checkpoint.load_drafter(out / "drafter").to(device)
-    models = {name: checkpoint.load_target(out / name).to(device) for name in ("target", "sibling")}
+    names = ("target", "sibling") if recipe.sibling_rounds else ("target",)
+    models = {name: checkpoint.load_target(out / name).to(device) for name in names}
     pool = candidates(documents, tokenizer, recipe.seed, recipe.pool)
     ids = [tokenizer.encode(prompt.text).ids for prompt in pool]
     first = judge(models["target"], drafter, ids, recipe)
     pool = [prompt for prompt, good in zip(pool, first.usable, strict=True) if good]
     ids = [tokens for tokens, good in zip(ids, first.usable, strict=True) if good]
-    second = judge(models["sibling"], drafter, ids, recipe)
-    taken = choose(pool, second.usable, recipe.prompts)
+    usable = judge(models["sibling"], drafter, ids, recipe).usable if "sibling" in models else [True] * len(pool)
+    taken = choose(pool, usable, recipe.prompts)
     write_prompts(taken, out / "prompts.jsonl")
     chosen = [tokenizer.encode(prompt.text).ids for prompt in taken]
     file = out / "training.json"
     summary = json.loads(file.read_text(encoding="utf-8"))
     summary["candidates"] = len(first.usable)
     summary["without_loops_by_target"] = sum(first.usable)
-    summary["and_by_sibling"] = sum(second.usable)
+    summary["and_by_sibling"] = sum(usable)
     summary["prompts"] = len(taken)
     summary["accept_length_on_prompts"] = {
         name: round(judge(model, drafter, chosen, recipe).found.accept_length, 3)

@@ -1,7 +1,8 @@
 """Measures a running server: every prompt, several times, at each batch size.
 
 At a batch size of N there are always N requests on their way: a request that ends is followed by the next prompt, and
-after the last one by fillers that do not count, so that no measured answer sees a smaller batch.
+after the last one by fillers that do not count, so that no measured answer sees a smaller batch. A filler is as long as
+a measured answer, since shorter ones would bring more prefills, which every answer under way waits for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from guarded_serve.smoke.stats import unrest
 from guarded_serve.supervisor.ready import Address
 
 WARM_UP_PROMPTS = 4
-FILLER_TOKENS = 16
 SHORTEST = 8
 """Tokens that an answer must have; prompts with a shorter one are left out."""
 RESTLESS = 0.015
@@ -129,9 +129,7 @@ class _Pass:
                 self._next += 1
             prompt = self._prompts[turn % len(self._prompts)]
             try:
-                sample = client.generate(
-                    self._address, prompt, FILLER_TOKENS if filler else self._new_tokens, self._timeout_s
-                )
+                sample = client.generate(self._address, prompt, self._new_tokens, self._timeout_s)
             except BaseException:
                 with self._lock:
                     self._open = 0
