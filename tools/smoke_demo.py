@@ -45,7 +45,7 @@ def main() -> int:
         prompts = folder / "prompts.jsonl"
         lines = (ROOT / "demo/prompts.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         prompts.write_text("".join(lines[:PROMPTS]), encoding="utf-8")
-        common = ["--profile", str(PROFILE), "--prompts", str(prompts), "--repeats", "3", "--skip-server-warmup"]
+        common = ["--profile", str(PROFILE), "--prompts", str(prompts), "--skip-server-warmup"]
         compared = [part for place in broken for part in ("--compare", str(place))]
         wrong = [
             *_run(

@@ -1,5 +1,8 @@
 """Measures a running server: every prompt, several times, at each batch size.
 
+A first pass is not timed: an engine is slower in its first seconds of load (on one H200 by a third in the first pass, a
+drafter deployment alone). Its acceptance counts, and may decide already.
+
 At a batch size of N there are always N requests on their way: a request that ends is followed by the next prompt, and
 after the last one by fillers that do not count, so that no measured answer sees a smaller batch. A filler is as long as
 a measured answer, since shorter ones would bring more prefills, which every answer under way waits for.
@@ -19,7 +22,6 @@ from guarded_serve.smoke.prompts import Prompt
 from guarded_serve.smoke.stats import unrest
 from guarded_serve.supervisor.ready import Address
 
-WARM_UP_PROMPTS = 4
 SHORTEST = 8
 """Tokens that an answer must have; prompts with a shorter one are left out."""
 RESTLESS = 0.015
@@ -47,8 +49,8 @@ class Plan:
 class Hooks:
     """What the measurement asks its owner.
 
-    ``account`` gives the engine's totals of a batch size since the last call with ``reset``; ``early`` may end the
-    measurement after the first pass, with the reason; ``say`` shows progress; ``stop`` is set when nobody waits.
+    ``account`` gives the engine's totals of a batch size since the last ``reset``; ``early`` may end the measurement
+    after the first pass, with the reason; ``say`` shows progress; ``stop`` is set when nobody waits.
     """
 
     reset: Callable[[], None]
@@ -67,17 +69,17 @@ def measure(label: str, address: Address, plan: Plan, hooks: Hooks) -> Run:
     prompts, left_out = _prepare(address, plan)
     cells: list[Cell] = []
     for batch_size in sorted(plan.batch_sizes):
-        _pass(address, prompts[: max(WARM_UP_PROMPTS, batch_size)], batch_size, plan.new_tokens, plan, hooks)
+        hooks.say(f"{label}: batch size {batch_size}, first pass")
+        first = _pass(address, prompts, batch_size, plan.new_tokens, plan, hooks)
+        reason = None if cells else hooks.early(first)
+        if reason:
+            cell = Cell(batch_size, (first,), hooks.account(batch_size))
+            return Run(label, (cell,), stopped_early=reason, left_out=left_out)
         hooks.reset()
         repeats: list[tuple[Sample, ...]] = []
         while len(repeats) < plan.repeats or (len(repeats) < plan.most_repeats and _restless(repeats)):
             hooks.say(f"{label}: batch size {batch_size}, repeat {len(repeats) + 1}")
             repeats.append(_pass(address, prompts, batch_size, plan.new_tokens, plan, hooks))
-            if not cells and len(repeats) == 1:
-                reason = hooks.early(repeats[0])
-                if reason:
-                    cell = Cell(batch_size, tuple(repeats), hooks.account(batch_size))
-                    return Run(label, (cell,), stopped_early=reason, left_out=left_out)
         cells.append(Cell(batch_size, tuple(repeats), hooks.account(batch_size)))
     return Run(label, tuple(cells), left_out=left_out)
 
