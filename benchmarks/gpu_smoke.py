@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.plugin import write_plugin
 from guarded_serve import cli
 from guarded_serve.facts.ports import free_port
+from guarded_serve.profile.load import load_profile
 from guarded_serve.smoke import server
 from guarded_serve.smoke.facts import Run
 from guarded_serve.smoke.measure import Hooks, Plan, measure
@@ -33,12 +34,6 @@ from guarded_serve.supervisor.ready import Address
 
 TOLERANCE = 0.03
 SHOWN = ("verdict", "accept_length", "accepted_by_position", "first_position", "gain")
-DRAFTER = """speculative_algorithm = "EAGLE3"
-speculative_draft_model_path = "{pair}/drafter"
-speculative_num_steps = 3
-speculative_eagle_topk = 1
-speculative_num_draft_tokens = 4
-"""
 GPU = """attention_backend = "triton"
 sampling_backend = "pytorch"
 dtype = "bfloat16"
@@ -47,7 +42,8 @@ mem_fraction_static = 0.5
 CPU = """device = "cpu"
 prefill_attention_backend = "intel_amx"
 decode_attention_backend = "intel_amx"
-{draft_backend}dtype = "float32"
+speculative_draft_attention_backend = "intel_amx"
+dtype = "float32"
 mem_fraction_static = 0.5
 max_total_tokens = 20000
 [env]
@@ -60,7 +56,12 @@ name = "bench"
 [server]
 model_path = "{pair}/target"
 max_running_requests = 8
-{drafter}{device}
+speculative_algorithm = "EAGLE3"
+speculative_draft_model_path = "{pair}/drafter"
+speculative_num_steps = 3
+speculative_eagle_topk = 1
+speculative_num_draft_tokens = 4
+{device}
 [smoke]
 batch_sizes = {batch_sizes}
 new_tokens = {new_tokens}
@@ -75,21 +76,17 @@ wait_s = 60
 """
 
 
-def write_profile(options: argparse.Namespace, folder: Path) -> Path:
-    """The deployment."""
-    cpu = CPU.format(draft_backend='speculative_draft_attention_backend = "intel_amx"\n')
-    path = folder / "bench.toml"
-    path.write_text(
-        PROFILE.format(
-            pair=options.pair,
-            drafter=DRAFTER.format(pair=options.pair),
-            device=cpu if options.cpu else GPU,
-            batch_sizes=options.batch_sizes,
-            new_tokens=options.new_tokens,
-            repeats=options.repeats,
-        ),
-        encoding="utf-8",
+def write_profile(pair: Path, options: argparse.Namespace, folder: Path) -> Path:
+    """The deployment of a pair."""
+    text = PROFILE.format(
+        pair=pair,
+        device=CPU if options.cpu else GPU,
+        batch_sizes=options.batch_sizes,
+        new_tokens=options.new_tokens,
+        repeats=options.repeats,
     )
+    path = folder / "bench.toml"
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -204,12 +201,12 @@ def warm(options: argparse.Namespace) -> None:
         checkpoint.save(drafter, Path(name) / "drafter")
         checkpoint.save(Target(LARGE_TARGET), Path(name) / "target")
         port = free_port()
+        settings = load_profile(write_profile(Path(name), options, Path(name))).profile.server
+        flags = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+        few = ("--max-total-tokens", "20000")  # the training has the rest of the memory
         command = [
-            *(sys.executable, "-m", "sglang.launch_server", "--model-path", f"{name}/target", "--port", str(port)),
-            *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", f"{name}/drafter"),
-            *("--speculative-num-steps", "3", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "4"),
-            *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--dtype", "bfloat16"),
-            *("--max-running-requests", "8", "--max-total-tokens", "20000", "--skip-tokenizer-init"),
+            *(sys.executable, "-m", "sglang.launch_server", *flags, *few),
+            *("--port", str(port), "--skip-tokenizer-init"),
         ]
         process = subprocess.Popen(command, start_new_session=True)
         try:
@@ -230,7 +227,7 @@ def test(options: argparse.Namespace) -> int:
         folder = Path(name)
         plugin = write_plugin(folder / "plugin")
         os.environ["PYTHONPATH"] = os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        profile = write_profile(options, folder)
+        profile = write_profile(options.pair, options, folder)
         with BenchServing(options, folder) as bench:
             server.measure = bench.measure
             code = cli.main(["smoke", "--profile", str(profile), "--report", str(folder / "report")])

@@ -1,6 +1,6 @@
 #!/bin/bash
-# benchmarks/gpu_smoke.sh train|test [PACK]: a target of 125 M parameters and its drafter, trained on one GPU in about
-# three minutes; then smoke tested, and the gain held against bench_serving's. See gpu_smoke.py.
+# benchmarks/gpu_smoke.sh train|test [PACK [OPTION...]]: a target of 125 M parameters and its drafter, trained on one
+# GPU; then smoke tested, and the gain held against bench_serving's. OPTIONs go to demo.train or to gpu_smoke.py.
 # PACK is an archive of tools/gpu/make_pack.py (default .gpu/pack.tar.xz); without one, SGLang must be installed.
 # The pair goes to $PAIR (default /tmp/guarded-serve-pair), the figures to $OUT (default: here).
 set -euo pipefail
@@ -18,7 +18,7 @@ case ${1:-} in
     PYTHONPATH=$here python3 -m demo.train --large --no-compile --out "$pair" --set target_steps=600 \
       --set target_batch=64 --set target_rate=1e-3 --set dropout=0 --set generated=16384 --set generated_batch=4096 \
       --set drafter_steps=1000 --set drafter_batch=64 --set drafter_rate=1e-3 --set sibling_rounds=0 --set pool=100 \
-      --set prompts=16 --set new_tokens=384
+      --set prompts=16 --set new_tokens=384 "${@:3}"
     python3 -m benchmarks.gpu_smoke widen --pair "$pair"
     wait
     ;;

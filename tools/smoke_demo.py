@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 PROFILE = ROOT / "profiles/demo-cpu.toml"
 PROMPTS = 12
-"""Of 40: the fewest that give the accept lengths of 24, for the demo drafter and for the shifted one."""
+"""Of 40: they give the accept lengths that 24 give, for the demo drafter and for the shifted one."""
 
 
 @dataclass(frozen=True)

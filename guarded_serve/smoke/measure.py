@@ -49,8 +49,9 @@ class Plan:
 class Hooks:
     """What the measurement asks its owner.
 
-    ``account`` gives the engine's totals of a batch size since the last ``reset``; ``early`` may end the measurement
-    after the first pass, with the reason; ``say`` shows progress; ``stop`` is set when nobody waits.
+    ``account`` gives the engine's totals of a batch size since the last ``reset``, or since the engine's start;
+    ``early`` may end the measurement after the first pass, with the reason; ``say`` shows progress; ``stop`` is set
+    when nobody waits.
     """
 
     reset: Callable[[], None]
@@ -70,7 +71,7 @@ def measure(label: str, address: Address, plan: Plan, hooks: Hooks) -> Run:
     cells: list[Cell] = []
     for batch_size in sorted(plan.batch_sizes):
         hooks.say(f"{label}: batch size {batch_size}, first pass")
-        first = _pass(address, prompts, batch_size, plan.new_tokens, plan, hooks)
+        first = _pass(address, prompts, batch_size, plan, hooks)
         reason = None if cells else hooks.early(first)
         if reason:
             cell = Cell(batch_size, (first,), hooks.account(batch_size))
@@ -79,7 +80,7 @@ def measure(label: str, address: Address, plan: Plan, hooks: Hooks) -> Run:
         repeats: list[tuple[Sample, ...]] = []
         while len(repeats) < plan.repeats or (len(repeats) < plan.most_repeats and _restless(repeats)):
             hooks.say(f"{label}: batch size {batch_size}, repeat {len(repeats) + 1}")
-            repeats.append(_pass(address, prompts, batch_size, plan.new_tokens, plan, hooks))
+            repeats.append(_pass(address, prompts, batch_size, plan, hooks))
         cells.append(Cell(batch_size, tuple(repeats), hooks.account(batch_size)))
     return Run(label, tuple(cells), left_out=left_out)
 
@@ -108,13 +109,10 @@ def _restless(repeats: Sequence[Sequence[Sample]]) -> bool:
 class _Pass:
     """One pass over the prompts with a fixed number of requests on their way."""
 
-    def __init__(
-        self, address: Address, prompts: Sequence[Ready], new_tokens: int, plan: Plan, stop: threading.Event
-    ) -> None:
+    def __init__(self, address: Address, prompts: Sequence[Ready], plan: Plan, stop: threading.Event) -> None:
         self._address = address
         self._prompts = prompts
-        self._new_tokens = new_tokens
-        self._timeout_s = plan.request_timeout_s
+        self._plan = plan
         self._stop = stop
         self._lock = threading.Lock()
         self._next = 0
@@ -131,7 +129,7 @@ class _Pass:
                 self._next += 1
             prompt = self._prompts[turn % len(self._prompts)]
             try:
-                sample = client.generate(self._address, prompt, self._new_tokens, self._timeout_s)
+                sample = client.generate(self._address, prompt, self._plan.new_tokens, self._plan.request_timeout_s)
             except BaseException:
                 with self._lock:
                     self._open = 0
@@ -143,11 +141,9 @@ class _Pass:
                     self._open -= 1
 
 
-def _pass(
-    address: Address, prompts: Sequence[Ready], batch_size: int, new_tokens: int, plan: Plan, hooks: Hooks
-) -> tuple[Sample, ...]:
+def _pass(address: Address, prompts: Sequence[Ready], batch_size: int, plan: Plan, hooks: Hooks) -> tuple[Sample, ...]:
     """The samples in the order of the prompts."""
-    one = _Pass(address, prompts, new_tokens, plan, hooks.stop)
+    one = _Pass(address, prompts, plan, hooks.stop)
     with ThreadPoolExecutor(batch_size) as pool:
         for ended in [pool.submit(one.worker) for _ in range(batch_size)]:
             try:
