@@ -147,7 +147,7 @@ class BenchServing:
 
     def _one(self, url: str, batch: int) -> dict[str, Any]:
         """One batch size; every prompt so often that the last answers, which see a smaller batch, weigh little."""
-        path, count = write_conversations(self._options.pair, self._folder, max(1, batch // 2))
+        path, count = write_conversations(self._options.pair, self._folder, batch)
         output = self._folder / f"bench-{batch}-{time.monotonic_ns()}.jsonl"
         target = str(self._options.pair / "target")
         arguments = [

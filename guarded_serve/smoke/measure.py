@@ -1,11 +1,12 @@
 """Measures a running server: every prompt, several times, at each batch size.
 
-A first pass is not timed: an engine is slower in its first seconds of load (on one H200 by a third in the first pass, a
-drafter deployment alone). Its acceptance counts, and may decide already.
+At a batch size of N there are always N requests on their way: a request that ends is followed by the next prompt, from
+pass to pass without a pause, until the last measured answer is there. So no answer sees a smaller batch, and each sees
+as many prefills of others as under steady load, which every answer under way waits for. (In separate passes the first N
+answers would see few: on one H200, 6 % less time a token than the next N.)
 
-At a batch size of N there are always N requests on their way: a request that ends is followed by the next prompt, and
-after the last one by fillers that do not count, so that no measured answer sees a smaller batch. A filler is as long as
-a measured answer, since shorter ones would bring more prefills, which every answer under way waits for.
+A first pass is not timed: an engine is slower in its first seconds of load (on one H200 by a third in the first pass, a
+drafter deployment alone), and the batch fills all at once. Its acceptance counts, and may decide already.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Hooks:
     """What the measurement asks its owner.
 
     ``account`` gives the engine's totals of a batch size since the last ``reset``, or since the engine's start;
-    ``early`` may end the measurement after the first pass, with the reason; ``say`` shows progress; ``stop`` is set
-    when nobody waits.
+    ``reset`` must not wait, since the load goes on; ``early`` may end the measurement after the first pass, with the
+    reason; ``say`` shows progress; ``stop`` is set when nobody waits.
     """
 
     reset: Callable[[], None]
@@ -70,18 +71,11 @@ def measure(label: str, address: Address, plan: Plan, hooks: Hooks) -> Run:
     prompts, left_out = _prepare(address, plan)
     cells: list[Cell] = []
     for batch_size in sorted(plan.batch_sizes):
-        hooks.say(f"{label}: batch size {batch_size}, first pass")
-        first = _pass(address, prompts, batch_size, plan, hooks)
-        reason = None if cells else hooks.early(first)
-        if reason:
-            cell = Cell(batch_size, (first,), hooks.account(batch_size))
-            return Run(label, (cell,), stopped_early=reason, left_out=left_out)
-        hooks.reset()
-        repeats: list[tuple[Sample, ...]] = []
-        while len(repeats) < plan.repeats or (len(repeats) < plan.most_repeats and _restless(repeats)):
-            hooks.say(f"{label}: batch size {batch_size}, repeat {len(repeats) + 1}")
-            repeats.append(_pass(address, prompts, batch_size, plan, hooks))
-        cells.append(Cell(batch_size, tuple(repeats), hooks.account(batch_size)))
+        passes = _Passes(label, batch_size, plan, hooks, may_end_early=not cells)
+        _Load(address, prompts, plan, hooks.stop, passes.ended).run(batch_size)
+        cells.append(Cell(batch_size, passes.counted, hooks.account(batch_size)))
+        if passes.reason:
+            return Run(label, tuple(cells), stopped_early=passes.reason, left_out=left_out)
     return Run(label, tuple(cells), left_out=left_out)
 
 
@@ -106,54 +100,105 @@ def _restless(repeats: Sequence[Sequence[Sample]]) -> bool:
     return unrest([[sample.s_per_token for sample in repeat] for repeat in repeats]) > RESTLESS
 
 
-class _Pass:
-    """One pass over the prompts with a fixed number of requests on their way."""
+class _Passes:
+    """The passes over the prompts at one batch size, and whether they are enough."""
 
-    def __init__(self, address: Address, prompts: Sequence[Ready], plan: Plan, stop: threading.Event) -> None:
+    def __init__(self, label: str, batch_size: int, plan: Plan, hooks: Hooks, *, may_end_early: bool) -> None:
+        self._plan = plan
+        self._hooks = hooks
+        self._may_end_early = may_end_early
+        self._name = f"{label}: batch size {batch_size}"
+        self._first: tuple[Sample, ...] | None = None
+        self._repeats: list[tuple[Sample, ...]] = []
+        self.reason: str | None = None
+        hooks.say(f"{self._name}, first pass")
+
+    @property
+    def counted(self) -> tuple[tuple[Sample, ...], ...]:
+        """The first pass where it decided; otherwise the repeats."""
+        return (self._first,) if self.reason and self._first else tuple(self._repeats)
+
+    def ended(self, samples: tuple[Sample, ...]) -> bool:
+        """Take a pass's samples, in the order of the prompts; True when another pass is wanted. Raises ServerError."""
+        short = [sample.prompt for sample in samples if sample.decode_tokens < 1 or sample.decode_s <= 0]
+        if short:
+            raise ServerError(f"/generate streamed nothing for {', '.join(short[:3])}: no time can be measured")
+        if self._first is None:
+            self._first = samples
+            self.reason = self._hooks.early(samples) if self._may_end_early else None
+            if self.reason:
+                return False
+            self._hooks.reset()
+        else:
+            self._repeats.append(samples)
+        count = len(self._repeats)
+        if count >= self._plan.repeats and (count >= self._plan.most_repeats or not _restless(self._repeats)):
+            return False
+        self._hooks.say(f"{self._name}, repeat {count + 1}")
+        return True
+
+
+class _Load:
+    """The prompts, round and round, a fixed number of them on their way, while ``ended`` wants another pass."""
+
+    def __init__(
+        self,
+        address: Address,
+        prompts: Sequence[Ready],
+        plan: Plan,
+        stop: threading.Event,
+        ended: Callable[[tuple[Sample, ...]], bool],
+    ) -> None:
         self._address = address
         self._prompts = prompts
         self._plan = plan
         self._stop = stop
+        self._ended = ended
         self._lock = threading.Lock()
-        self._next = 0
-        self._open = len(prompts)
-        self.samples: dict[int, Sample] = {}
+        self._asked = 0
+        self._samples: dict[int, Sample] = {}  # of the passes that have not ended, by turn
+        self._passes = 0
+        self._closed = False
 
-    def worker(self) -> None:
-        """Take prompt after prompt, then fillers until the last measured answer is there."""
-        while not self._stop.is_set():
-            with self._lock:
-                turn, filler = self._next, self._next >= len(self._prompts)
-                if filler and not self._open:
-                    return
-                self._next += 1
-            prompt = self._prompts[turn % len(self._prompts)]
-            try:
-                sample = client.generate(self._address, prompt, self._plan.new_tokens, self._plan.request_timeout_s)
-            except BaseException:
-                with self._lock:
-                    self._open = 0
-                    self._next = len(self._prompts)
-                raise
-            if not filler:
-                with self._lock:
-                    self.samples[turn] = sample
-                    self._open -= 1
+    def run(self, batch_size: int) -> None:
+        """Raises what ``ended`` raises, ServerError, or Stopped."""
+        with ThreadPoolExecutor(batch_size) as pool:
+            for worker in [pool.submit(self._work) for _ in range(batch_size)]:
+                try:
+                    worker.result()
+                except PromptRefused as refusal:
+                    raise ServerError(f"the server took a prompt once and not again: {refusal}") from None
+        if self._stop.is_set():
+            raise Stopped
 
+    def _work(self) -> None:
+        try:
+            while (turn := self._take()) is not None:
+                prompt = self._prompts[turn % len(self._prompts)]
+                self._give(
+                    turn, client.generate(self._address, prompt, self._plan.new_tokens, self._plan.request_timeout_s)
+                )
+        except BaseException:
+            self._closed = True
+            raise
 
-def _pass(address: Address, prompts: Sequence[Ready], batch_size: int, plan: Plan, hooks: Hooks) -> tuple[Sample, ...]:
-    """The samples in the order of the prompts."""
-    one = _Pass(address, prompts, plan, hooks.stop)
-    with ThreadPoolExecutor(batch_size) as pool:
-        for ended in [pool.submit(one.worker) for _ in range(batch_size)]:
-            try:
-                ended.result()
-            except PromptRefused as refusal:
-                raise ServerError(f"the server took a prompt once and not again: {refusal}") from None
-    if hooks.stop.is_set():
-        raise Stopped
-    samples = tuple(one.samples[turn] for turn in range(len(prompts)))
-    short = [sample.prompt for sample in samples if sample.decode_tokens < 1 or sample.decode_s <= 0]
-    if short:
-        raise ServerError(f"/generate streamed nothing for {', '.join(short[:3])}: no time can be measured")
-    return samples
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._closed or self._stop.is_set():
+                return None
+            self._asked += 1
+            return self._asked - 1
+
+    def _give(self, turn: int, sample: Sample) -> None:
+        with self._lock:
+            self._samples[turn] = sample
+            while not self._closed and (samples := self._whole_pass()):
+                self._closed = not self._ended(samples)
+
+    def _whole_pass(self) -> tuple[Sample, ...]:
+        """The next pass's samples, once they are all there."""
+        turns = range(self._passes * len(self._prompts), (self._passes + 1) * len(self._prompts))
+        if not all(turn in self._samples for turn in turns):
+            return ()
+        self._passes += 1
+        return tuple(self._samples.pop(turn) for turn in turns)

@@ -231,7 +231,8 @@ class _Serving:
         return self._newest[2] if self._newest is not None else Totals()
 
     def _reset(self) -> None:
-        self._before = self._settled()
+        """From here on, as far as the engine has told: within a second."""
+        self._before = self._newest[2] if self._newest is not None else Totals()
 
     def _account(self, batch_size: int) -> EngineAccount:
         now = self._settled()

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from guarded_serve.smoke.client import ServerError
 from guarded_serve.smoke.facts import EngineAccount, Sample
-from guarded_serve.smoke.measure import SHORTEST, Hooks, Plan, measure
+from guarded_serve.smoke.measure import SHORTEST, Hooks, Plan, Stopped, measure
 from guarded_serve.smoke.prompts import Prompt
 from guarded_serve.supervisor.ready import Address
 
@@ -22,13 +23,13 @@ PROMPTS = tuple(Prompt(f"p{number}", "code", text=f"p{number}") for number in ra
 
 @dataclass
 class Scripted:
-    """Numbers its answers, and keeps what it was asked, in order. The first measured answer to ``held`` comes only when
-    ``others`` more requests have."""
+    """Numbers its answers, and keeps what it was asked, in order. A measured answer among the first ``beside`` requests
+    comes only when another request has come after it."""
 
     port: int = 0
     asked: list[tuple[str, int]] = field(default_factory=list)  # prompt, max_new_tokens
-    held: str | None = None
-    others: int = 0
+    beside: int = 0
+    broken: int | None = None  # the request that it answers with something else
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def answer(self, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -37,9 +38,10 @@ class Scripted:
             number = len(self.asked)
             self.asked.append((body["text"], tokens))
             self.changed.notify_all()
-            if body["text"] == self.held and tokens == NEW_TOKENS:
-                self.held = None
-                assert self.changed.wait_for(lambda: len(self.asked) > number + self.others, timeout=10)
+            if tokens == NEW_TOKENS and number < self.beside:
+                assert self.changed.wait_for(lambda: len(self.asked) > number + 1, timeout=10)
+        if number == self.broken:
+            return [{"nothing": "of use"}]
         counts = {"spec_verify_ct": tokens // 2, "spec_correct_drafts_histogram": [1, 1]}
         return [
             {"text": str(number), "meta_info": {"id": body["rid"], "completion_tokens": count, **counts}}
@@ -112,10 +114,40 @@ def test_the_first_pass_may_decide(scripted: Scripted) -> None:
 
 
 def test_no_measured_answer_sees_a_smaller_batch_or_shorter_answers_beside_it(scripted: Scripted) -> None:
-    """The last prompt's first answer comes only after five more requests: fillers, as long as what is measured."""
-    scripted.held, scripted.others = PROMPTS[-1].name, 5
+    """Each measured answer comes only when the next request has: also the last of a pass, and the last of all."""
+    count = len(PROMPTS)
+    scripted.beside = count + 4 * count  # those that prepare, then the first pass and three repeats
     run = measure("drafter", Address("127.0.0.1", scripted.port), plan(2), hooks())
-    asked = scripted.asked[len(PROMPTS) :]
-    assert len(asked) >= 4 * len(PROMPTS) + 4  # one of the five may be the measured answer beside it
+    asked = scripted.asked[count:]
+    assert len(asked) > 4 * count
     assert {tokens for _, tokens in asked} == {NEW_TOKENS}
     assert [[sample.prompt for sample in repeat] for repeat in run.cells[0].repeats] == [["p0", "p1", "p2", "p3"]] * 3
+
+
+@pytest.mark.parametrize(("unrest", "repeats"), [(0.0, 2), (1.0, 3)])
+def test_more_passes_while_the_machine_is_restless(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch, unrest: float, repeats: int
+) -> None:
+    """Up to the most that is allowed; with passes that overlap, each answer counts once, in its own place."""
+    monkeypatch.setattr("guarded_serve.smoke.measure.unrest", lambda _: unrest)
+    restless = Plan(PROMPTS, (3,), repeats=2, new_tokens=NEW_TOKENS, most=3)
+    run = measure("drafter", Address("127.0.0.1", scripted.port), restless, hooks())
+    found = run.cells[0].repeats
+    assert [[sample.prompt for sample in repeat] for repeat in found] == [["p0", "p1", "p2", "p3"]] * repeats
+    assert len({sample.text for repeat in found for sample in repeat}) == repeats * len(PROMPTS)
+
+
+def test_a_worker_that_fails_ends_the_measurement(scripted: Scripted) -> None:
+    """At once, whatever the others do: nothing is asked any more."""
+    scripted.broken = len(PROMPTS) + 5
+    with pytest.raises(ServerError, match="generate"):
+        measure("drafter", Address("127.0.0.1", scripted.port), plan(2), hooks())
+    assert len(scripted.asked) <= len(PROMPTS) + 5 + 1 + 2
+
+
+def test_stop_ends_the_measurement(scripted: Scripted) -> None:
+    told = hooks()
+    told.stop.set()
+    with pytest.raises(Stopped):
+        measure("drafter", Address("127.0.0.1", scripted.port), plan(2), told)
+    assert len(scripted.asked) == len(PROMPTS)
