@@ -24,7 +24,7 @@ KINDS = ("random-weights", "shuffled-map", "shifted-layers")
 def make(drafter: Path, folder: Path, kind: str, seed: int = 0) -> Path:
     """One broken copy at ``folder``/``kind``, the same bytes for the same seed; returns where it is."""
     place = folder / kind
-    shutil.copytree(drafter, place)
+    shutil.copytree(drafter, place, copy_function=shutil.copyfile)  # one age for config and weights
     _BREAK[kind](place, torch.Generator().manual_seed(seed))
     return place
 

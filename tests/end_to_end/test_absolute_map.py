@@ -23,7 +23,7 @@ PROMPTS = [json.loads(line) for line in (ROOT / "demo/prompts.jsonl").read_text(
 @pytest.fixture(scope="module")
 def wrong_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("absolute") / "drafter"
-    shutil.copytree(ROOT / "demo/drafter", folder)
+    shutil.copytree(ROOT / "demo/drafter", folder, copy_function=shutil.copyfile)
     weights = folder / "model.safetensors"
     tensors = load_file(weights)
     tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))

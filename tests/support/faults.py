@@ -48,7 +48,7 @@ class Fault:
 def copy(folder: Path, fault: Fault) -> Path:
     """The drafter with this fault."""
     place = folder / "drafter"
-    shutil.copytree(DRAFTER, place)
+    shutil.copytree(DRAFTER, place, copy_function=shutil.copyfile)
     fault.change(place)
     return place
 
