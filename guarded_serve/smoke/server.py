@@ -228,11 +228,14 @@ class _Serving:
         asked = time.monotonic()
         while (self._newest is None or self._newest[0] < asked + 0.1) and time.monotonic() < asked + _BEAT_S:
             time.sleep(0.05)
+        return self._told()
+
+    def _told(self) -> Totals:
         return self._newest[2] if self._newest is not None else Totals()
 
     def _reset(self) -> None:
         """From here on, as far as the engine has told: within a second."""
-        self._before = self._newest[2] if self._newest is not None else Totals()
+        self._before = self._told()
 
     def _account(self, batch_size: int) -> EngineAccount:
         now = self._settled()
